@@ -33,6 +33,7 @@ type Driver struct {
 	c       *C.driver
 	path    string
 	version int
+	absent  bool // see Absent
 }
 
 // ErrNoDriver is what Open's error wraps when no driver library was found: an ordinary machine without an NVIDIA GPU.

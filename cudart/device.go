@@ -41,6 +41,7 @@ type Device struct {
 	recorder        recorder
 	times           times
 	aside           bool // what is put into the stream goes into the second one; see Aside
+	counted         []Launch // see Absent
 }
 
 // Information about a device that needs no context.

@@ -1,19 +1,54 @@
 package model
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
 	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/dry"
 )
 
 // absentWeights stand for the files of a model's weights where they are not all there (LoadOptions.Sizes): a tensor has the shape that config.json makes it have. They have no data.
 type absentWeights struct {
 	dtype string
 	names map[string]bool // by the index; nil: they are not known, and every tensor that is needed is there
+	found []Stated        // what has been looked for, of a rank
+}
+
+// Stated is a tensor that config.json makes a model have.
+type Stated struct {
+	Name  string
+	Shape []int
+}
+
+// StatedTensors lists the tensors that the config.json of a directory without weights makes them have, in the order in which loading looks for them. Experts are fused where the family has that form.
+func StatedTensors(ctx context.Context, dir string, registry Registry) ([]Stated, error) {
+	d, err := openDirectory(dir, registry, 1, LoadOptions{Sizes: true})
+	if err != nil {
+		return nil, fmt.Errorf("stated tensors: %w", err)
+	}
+	if d.files.absent == nil {
+		return nil, errors.Join(fmt.Errorf("stated tensors: %s has its weights", dir), d.files.Close())
+	}
+	_, err = d.pack(ctx, [][]tensor.Device{{dry.Device{}}}, LoadOptions{Sizes: true}, &gauge{})
+	if err := errors.Join(err, d.files.Close()); err != nil {
+		return nil, fmt.Errorf("stated tensors: %w", err)
+	}
+	var all []Stated
+	seen := map[string]bool{}
+	for _, t := range d.files.absent.found {
+		if !seen[t.Name] {
+			seen[t.Name] = true
+			all = append(all, t)
+		}
+	}
+	return all, nil
 }
 
 // Weights is where the sizes of a model's weights are known from.
@@ -102,6 +137,9 @@ func (l *Loader) stated(name string, shape []int) (safetensors.Tensor, error) {
 		return t, fmt.Errorf("the index of the weights has no tensor %q, which the configuration makes the model have", t.Name)
 	}
 	l.used[t.Name] = true
+	if l.model.Rank == 0 && l.copy == 0 {
+		l.files.absent.found = append(l.files.absent.found, Stated{t.Name, slices.Clone(shape)})
+	}
 	return t, nil
 }
 

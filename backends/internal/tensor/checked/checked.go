@@ -8,6 +8,7 @@ import (
 	"math"
 
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/dry"
 )
 
 // New gives the tensor.Device that hands its operations to kernels. Kernels implements tensor.Device but for what is done here:
@@ -62,6 +63,9 @@ type device struct {
 func (d *device) Name() string       { return d.name }
 func (d *device) Arithmetic() string { return d.kernels.Arithmetic() }
 func (d *device) Segmented() bool    { return d.kernels.Segmented() }
+
+// ComputesNothing is what dry.Is asks.
+func (d *device) ComputesNothing() bool { return dry.Is(d.kernels) }
 
 func (d *device) Close() error {
 	if d.closed {

@@ -18,13 +18,14 @@ type Remote struct {
 	Scratch *int64
 }
 
-// Is tells whether a device is one of this package's, or one that is made of it.
+// Is tells whether a device computes nothing: it is one of this package's, or made of it, or says so.
 func Is(d tensor.Device) bool {
-	_, ok := d.(interface{ isDry() })
-	return ok
+	says, ok := d.(interface{ ComputesNothing() bool })
+	return ok && says.ComputesNothing()
 }
 
-func (Device) isDry() {}
+// ComputesNothing is what Is asks.
+func (Device) ComputesNothing() bool { return true }
 
 var (
 	_ tensor.Device         = Device{}
