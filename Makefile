@@ -28,10 +28,10 @@ export GOFLAGS := $(strip $(shell $(GO) env GOFLAGS 2>/dev/null) -tags=netgo,osu
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),$(if $(DEBUG),-g) -O2)
 LDFLAGS := -ldflags "$(if $(DEBUG),,-w )-X main.version=$(VERSION)"
 
-.PHONY: help build run test test-all check kernels bench demo dist clean needed compiled FORCE
+.PHONY: help build run test test-all check kernels bench devicebench demo dist clean needed compiled FORCE
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: bin/tinsmith bin/plugins ## the gateway and the plugins, into bin/
 
@@ -80,10 +80,13 @@ $(LINT):
 kernels: ## compile the CUDA kernels to PTX (clang 19 from Debian, no CUDA) and print registers and spills
 	@cudart/kernels/make.sh write
 
-# FLAGS are devicebench's (-help lists them), such as FLAGS="-only 0.6B -step-timeout 1h". A machine without Go runs the program itself, from the repository's root, with test binaries: `go build -o DIR/devicebench
-# ./backends/internal/devicebench`, and for each PACKAGE of ./backends/internal/tensor/cuda, ./backends/internal/model and ./backends/internal/engine `go test -c -o DIR/NAME.test PACKAGE`, NAME its last part; there: DIR/devicebench -tests DIR.
+# FLAGS are devicebench's (-help lists them, and what to run first on a machine that is lent for half an hour), such as FLAGS="-only 0.6B -step-timeout 1h". A machine without Go runs what `make devicebench` makes, from the repository's
+# root: bin/devicebench/start FLAGS.
 bench: build ## speed, each figure beside the peak measured in the same run (PEERS=1: beside PyTorch and llama.cpp too; GPU=1: tests and speed of the GPUs, into REPORT)
 	@$(if $(GPU),$(GO) run ./backends/internal/devicebench -report "$(REPORT)" $(FLAGS),e2e/bench.sh "$(PEERS)" "$(CASE)")
+
+devicebench: needed ## programs of make bench GPU=1 for a machine without Go, stripped and compressed, into bin/devicebench
+	@packaging/devicebench.sh bin/devicebench
 
 demo: build ## train the built-in model with the real Tinker SDK, watch loss and reward move, then chat with it; CASE=cycles: its clock cycles
 	@e2e/demo.sh "$(CASE)"

@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/tinsmith/tinsmith/cudart"
@@ -19,19 +21,22 @@ import (
 // jobVariable has, for such a process, what it does.
 const jobVariable = "TINSMITH_DEVICEBENCH_JOB"
 
-// job is what a process does: a measurement, "facts", or "touch", which only uses the device.
+// job is what a process does: a measurement, "facts", "copies", or "touch", which only uses the device.
 type job struct {
 	Kind      string
 	Workload  workload // of a measurement
 	Dir       string   // the model's folder
 	Facts     facts    // of a measurement: what was gathered
 	Libraries []string
+	Kernels   bool // times by kernel are wanted
 }
 
 // message is what it says, one JSON object in a line that begins with marker; libraries print lines of their own.
 type message struct {
 	Facts  *facts  `json:",omitempty"`
 	Result *result `json:",omitempty"`
+	Note   *note   `json:",omitempty"`
+	Copies float64 `json:",omitempty"` // GB/s
 	Error  string  `json:",omitempty"` // why it could not go on
 	Done   bool    `json:",omitempty"`
 }
@@ -50,13 +55,17 @@ func child() bool {
 		return false
 	}
 	os.Unsetenv(jobVariable) // processes that it starts are others
+	var mu sync.Mutex        // whoever logs may be on any goroutine
 	say := func(m message) {
+		mu.Lock()
+		defer mu.Unlock()
 		line, err := json.Marshal(m)
 		if err != nil {
 			line = []byte(fmt.Sprintf(`{"Error": %q}`, err))
 		}
 		fmt.Printf("\n%s%s\n", marker, line)
 	}
+	slog.SetDefault(slog.New(noting{say: func(n note) { say(message{Note: &n}) }}))
 	var j job
 	err := json.Unmarshal([]byte(text), &j)
 	if err == nil {
@@ -78,6 +87,12 @@ func (j job) do(ctx context.Context, say func(message)) error {
 			say(message{Facts: &f})
 		}
 		return err
+	case "copies":
+		rate, err := copies(j.Libraries)
+		if err == nil {
+			say(message{Copies: rate})
+		}
+		return err
 	case "touch":
 		return touch(j.Libraries)
 	}
@@ -85,8 +100,10 @@ func (j job) do(ctx context.Context, say func(message)) error {
 	if !ok {
 		return fmt.Errorf("no measurement is called %q", j.Kind)
 	}
-	if err := j.Workload.Shape.provide(j.Dir); err != nil {
-		return fmt.Errorf("write the model: %w", err)
+	if j.Kind != "products" { // which need its shapes alone
+		if err := j.Workload.Shape.provide(j.Dir); err != nil {
+			return fmt.Errorf("write the model: %w", err)
+		}
 	}
 	return measure(ctx, j, func(r result) { say(message{Result: &r}) })
 }
@@ -105,6 +122,41 @@ func touch(libraries []string) error {
 	w := workload{Sequences: 1, Length: 64}
 	_, err = w.product(v, 64, 64, false)
 	return errors.Join(err, v.Close())
+}
+
+// copies gives the speed of a copy on the first device, of what is more than its caches hold, in GB/s read and written.
+func copies(libraries []string) (rate float64, err error) {
+	driver, err := cudart.Open(cudart.Options{Directories: libraries})
+	if err != nil {
+		return 0, err
+	}
+	defer driver.Close()
+	v, err := driver.Open(0)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, v.Close()) }()
+	free, _, err := v.Memory()
+	if err != nil {
+		return 0, err
+	}
+	const times = 10
+	bytes := int(min(1<<30, free/8))
+	o := operands{v: v}
+	defer func() { err = errors.Join(err, o.free()) }()
+	from, to := o.memory(int64(bytes)), o.memory(int64(bytes))
+	if o.err != nil {
+		return 0, o.err
+	}
+	best, err := workload{Repeat: 3}.best(v, func() error {
+		for range times {
+			if err := v.Copy(to, v, from, bytes); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return 2 * times * float64(bytes) / best.Seconds() / 1e9, err
 }
 
 // command is this program with a job.

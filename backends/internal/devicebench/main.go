@@ -1,5 +1,6 @@
 // Command devicebench tries out the GPUs of a machine: it runs the tests that are for a device, compares bits and measures speed with random weights in the shapes of real models, and writes one report in Markdown.
-// `make bench GPU=1` runs it, from the repository's root. It downloads nothing. Without a GPU it says why and fails.
+// `make bench GPU=1` runs it, from the repository's root. It downloads nothing. Without a GPU it says why and fails;
+// -predict needs none.
 package main
 
 import (
@@ -17,7 +18,11 @@ func main() {
 	o, err := parse()
 	if err == nil {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-		err = o.run(ctx)
+		if o.Predict != nil {
+			err = o.Predict.run(ctx, os.Stdout)
+		} else {
+			err = o.run(ctx)
+		}
 		stop()
 	}
 	if err != nil {

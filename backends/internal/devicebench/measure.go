@@ -30,15 +30,24 @@ type workload struct {
 	Context, Generated int   // after prompts of so many tokens
 	Adapters           int   // beside one; divides Sequences and Streams
 	Rank, Repeat       int
-	Section            string // further keys of `backend:`, after a comma
-	Train, Decode      string // goals,
-	Product            string // of a product by itself
-	Device             string // its name, for the bandwidth; "" asks nobody
+	Section            string   // further keys of `backend:`, after a comma
+	Train, Decode      string   // goals,
+	Product            string   // of a product by itself
+	Device             string   // its name, for what is stated and expected of it; "" asks nobody
+	Copies             float64  // GB/s that a copy has there, read and written; 0: not measured
+	Kernels            bool     // times by kernel are wanted
+	Kinds              []string // of measurements; none: all
 }
 
 var workloads = []workload{
 	{Name: "0.6B", Shape: qwen06B, Batches: []int{16384, 8192, 4096}, Sequences: 16, Length: 4096, Streams: 64, Context: 512, Generated: 128, Adapters: 16, Rank: 32, Repeat: 3, Train: "100,000 tok/s", Product: "600 TFLOP/s"},
 	{Name: "8B", Shape: qwen8B, Batches: []int{16384, 8192, 4096}, Sequences: 16, Length: 4096, Streams: 64, Context: 512, Generated: 128, Adapters: 16, Rank: 32, Repeat: 3, Train: "16,000 tok/s", Decode: "75 % of the bandwidth", Product: "600 TFLOP/s"},
+	// Of other families a few layers that are as wide: bits, and what their kernels cost. Their products are not those of dense models, so there is no step for them.
+	family4K("30B-A3B", qwen30B.some(12, mixture)), family4K("Qwen3.5", qwen27B.some(8, hybrid)), family4K("gpt-oss", gptOSS.some(8, sinks)),
+}
+
+func family4K(name string, s shape) workload {
+	return workload{Name: name, Shape: s, Batches: []int{8192, 4096}, Sequences: 8, Length: 4096, Streams: 64, Context: 512, Generated: 128, Adapters: 4, Rank: 32, Repeat: 2, Kinds: []string{"bits", "speed"}}
 }
 
 // bench is a loaded backend.
@@ -49,6 +58,7 @@ type bench struct {
 	section   string                // without the closing brace
 	dir       string                // of the model
 	memory    []plugins.MemoryShare // the plan
+	device    tensor.Device         // the first, under the engine
 }
 
 // The types of weights and activations.
@@ -59,9 +69,14 @@ const (
 
 // load loads the model as a plugin does, with its default of who computes products.
 func load(ctx context.Context, w workload, dir, plugin, placement, dtype string, libraries []string) (*bench, error) {
+	var first tensor.Device
 	e := engine.New(engine.Options{Plugin: plugin, Version: "devicebench", Registry: architectures.All(), Log: slog.New(slog.DiscardHandler),
 		OpenDevice: func(c engine.Config) (tensor.Device, error) {
-			return device.Open(device.Options{Name: c.Device, Threads: c.Threads, CUDALibraries: libraries, Products: c.Products, Weights: c.Weights})
+			d, err := device.Open(device.Options{Name: c.Device, Threads: c.Threads, CUDALibraries: libraries, Products: c.Products, Weights: c.Weights})
+			if first == nil && err == nil {
+				first = d
+			}
+			return d, err
 		}})
 	section := fmt.Sprintf(`{%s, "dtype": %q%s`, placement, dtype, w.Section)
 	scratch := dir + ".scratch" // for adapters that find no room on the device
@@ -72,7 +87,8 @@ func load(ctx context.Context, w workload, dir, plugin, placement, dtype string,
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("load %s}: %w", section, err), e.Close())
 	}
-	return &bench{Engine: e, workload: w, positions: map[string]int64{}, section: section, dir: dir, memory: info.Memory}, nil
+	slog.Info("arithmetic", "device", info.Device, "weights", info.DType, "arithmetic", info.Arithmetic)
+	return &bench{Engine: e, workload: w, positions: map[string]int64{}, section: section, dir: dir, memory: info.Memory, device: first}, nil
 }
 
 // create makes an adapter that is not what it began as: a pass and a step have gone over it.
@@ -129,7 +145,7 @@ func bits(ctx context.Context, j job, found func(result)) error {
 
 // speed measures training and decoding on one device.
 func speed(ctx context.Context, j job, found func(result)) error {
-	j.Workload.Device = j.Facts.Devices[0].Name
+	j.Workload.Device, j.Workload.Copies, j.Workload.Kernels = j.Facts.Devices[0].Name, j.Facts.Copies, j.Kernels
 	return on(ctx, j, func(b *bench) error { return b.speed(ctx, found) })
 }
 
@@ -272,58 +288,6 @@ func (b *bench) all(ctx context.Context, found func(result)) error {
 	return nil
 }
 
-// speed measures training and decoding, with one adapter and with several in the batch.
-func (b *bench) speed(ctx context.Context, found func(result)) error {
-	if err := b.create(ctx, "a"); err != nil {
-		return err
-	}
-	adapters := []string{"a"}
-	add := func(what, measured, goal string) {
-		found(result{Shape: b.Shape.Name, What: what, Measured: measured, Goal: goal})
-	}
-	one, passes, err := b.train(ctx, adapters)
-	if err != nil {
-		return err
-	}
-	tokens := float64(b.Sequences * b.Length)
-	add(fmt.Sprintf("forward and backward, %d sequences of %d tokens, rank %d", b.Sequences, b.Length, b.Rank), fmt.Sprintf("%.0f tok/s; %s", tokens/one.Seconds(), passes), b.Train)
-	single, err := b.decode(ctx, adapters)
-	if err != nil {
-		return err
-	}
-	measured := fmt.Sprintf("%.0f tok/s", single)
-	// A step reads the weights once and every sequence's keys and values.
-	bytes := float64(b.Shape.bytes() + int64(b.Streams)*int64(b.Context+b.Generated/2)*b.Shape.positionBytes())
-	if rate := bytes * single / float64(b.Streams) / 1e9; bandwidth(b.Device) > 0 {
-		measured += fmt.Sprintf(", %.0f %% of %.0f GB/s", 100*rate/bandwidth(b.Device), bandwidth(b.Device))
-	} else {
-		measured += fmt.Sprintf(", %.3g GB/s", rate)
-	}
-	add(fmt.Sprintf("decoding %d sequences after %d tokens", b.Streams, b.Context), measured, b.Decode)
-	for i := 1; i < b.Adapters; i++ {
-		adapters = append(adapters, fmt.Sprint("a", i))
-		if err := b.create(ctx, adapters[i]); err != nil {
-			return err
-		}
-	}
-	many, with, err := b.train(ctx, adapters)
-	if err != nil {
-		return err
-	}
-	if with != passes { // what is compared is cut alike
-		if one, err = b.pace(ctx, adapters[:1]); err != nil {
-			return err
-		}
-	}
-	add(fmt.Sprintf("training with %d adapters, time against one", b.Adapters), fmt.Sprintf("%.2f ×; %s", many.Seconds()/one.Seconds(), with), "1.05 ×")
-	several, err := b.decode(ctx, adapters)
-	if err != nil {
-		return err
-	}
-	add(fmt.Sprintf("decoding with %d adapters, time against one", b.Adapters), fmt.Sprintf("%.2f ×", single/several), "1.05 ×")
-	return nil
-}
-
 // pace gives the shortest time of a pass over all sequences, shared out over adapters.
 func (b *bench) pace(ctx context.Context, adapters []string) (time.Duration, error) {
 	best, data := time.Duration(math.MaxInt64), b.data(b.Sequences)
@@ -342,59 +306,6 @@ func (b *bench) pace(ctx context.Context, adapters []string) (time.Duration, err
 		best = min(best, time.Since(begin))
 	}
 	return best, nil
-}
-
-// attempts is how often decoding is tried: on a machine that is busy the first stream may end before the last one begins.
-const attempts = 10
-
-// decode gives the tokens per second of all streams while all of them decode.
-func (b *bench) decode(ctx context.Context, adapters []string) (float64, error) {
-	for range attempts {
-		if rate, err := b.decodeOnce(ctx, adapters); err != nil || rate > 0 {
-			return rate, err
-		}
-	}
-	return 0, fmt.Errorf("%d streams never decoded at once", b.Streams)
-}
-
-// decodeOnce counts from the last stream's first token to the first one's end; it gives 0 if there is nothing between.
-func (b *bench) decodeOnce(ctx context.Context, adapters []string) (float64, error) {
-	var mu sync.Mutex
-	var times []time.Time
-	var begin, end time.Time
-	err := together(b.Streams, func(i int) error {
-		q := plugins.SampleRequest{ID: fmt.Sprint("stream ", i), Adapter: adapters[i%len(adapters)], Version: plugins.LatestVersion, Prompt: b.tokens(uint64(1000+i), b.Context), NumSamples: 1, MaxTokens: b.Generated,
-			Temperature: 1, TopP: 1, RepetitionPenalty: 1, Seed: uint64(i)}
-		begun := false
-		return b.Sample(ctx, q, func(e plugins.SampleEvent) error {
-			now := time.Now()
-			mu.Lock()
-			defer mu.Unlock()
-			if e.Tokens != nil {
-				times = append(times, slices.Repeat([]time.Time{now}, len(e.Tokens.Tokens))...)
-				if !begun {
-					begun, begin = true, now
-				}
-			}
-			if e.Finished != nil && end.IsZero() {
-				end = now
-			}
-			return nil
-		})
-	})
-	if err != nil {
-		return 0, err
-	}
-	n := 0
-	for _, t := range times {
-		if t.After(begin) && !t.After(end) {
-			n++
-		}
-	}
-	if n == 0 {
-		return 0, nil
-	}
-	return float64(n) / end.Sub(begin).Seconds(), nil
 }
 
 // together runs f for 0 … n-1 at once and gives their errors.

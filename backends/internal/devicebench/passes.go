@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/tinsmith/tinsmith/backends/internal/model"
@@ -52,14 +53,19 @@ func pick(batches []int, left int64, need func(tokens int, recompute bool) (int6
 }
 
 // adapterBytes is the most that an adapter takes: float32 weights, gradient, and two moments of the optimizer, of everything that is trained.
-func (s shape) adapterBytes(rank int) int64 {
+func (s shape) adapterBytes(rank int) (int64, error) {
+	all, err := s.matrices()
 	var n int64
-	for _, m := range s.matrices() {
-		if len(m.shape) == 2 && (s.Tied || m.name != "model.embed_tokens.weight") {
+	for _, m := range all {
+		d := len(m.shape)
+		switch {
+		case d == 2 && (s.Tied || !strings.HasSuffix(m.name, embeddingTensor)):
 			n += int64(m.shape[0] + m.shape[1])
+		case d == 3 && strings.Contains(m.name, expertsTensor): // of each, and twice where gate and up are one tensor
+			n += int64(m.shape[0]) * 2 * int64(m.shape[1]+m.shape[2])
 		}
 	}
-	return 4 * 4 * int64(rank) * n
+	return 4 * 4 * int64(rank) * n, err
 }
 
 // left is the memory for training beside weights, sampler, keys and values, by the engine's plan, and so many adapters.
@@ -68,7 +74,11 @@ func (b *bench) left(adapters int) (int64, error) {
 	for _, s := range b.memory {
 		shares[s.Name] = s.Bytes
 	}
-	bytes := shares["limit"] - int64(adapters)*b.Shape.adapterBytes(b.Rank)
+	each, err := b.Shape.adapterBytes(b.Rank)
+	if err != nil {
+		return 0, err
+	}
+	bytes := shares["limit"] - int64(adapters)*each
 	for _, name := range []string{"weights", "sampler", "keys and values"} {
 		if shares[name] == 0 {
 			return 0, fmt.Errorf("the backend's plan of memory lacks %q: %v", name, b.memory)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +15,7 @@ import (
 
 // products measures the large products of a training pass by themselves, in each of the ways that the device has, and says which of them training uses; then those of decoding.
 func products(ctx context.Context, j job, found func(result)) (err error) {
-	w, dir, libraries := j.Workload, j.Dir, j.Libraries
+	w, libraries := j.Workload, j.Libraries
 	driver, err := cudart.Open(cudart.Options{Directories: libraries})
 	if err != nil {
 		return err
@@ -38,7 +37,7 @@ func products(ctx context.Context, j job, found func(result)) (err error) {
 	}
 	if library, missing := driver.OpenCuBLASLt(cudart.Options{Directories: libraries}); missing == nil { // the report's head has the reason
 		library.Close()
-		compared, err := w.cublaslt(ctx, dir, libraries, used == "warpgroups")
+		compared, err := w.cublaslt(ctx, libraries, used == "warpgroups")
 		if err != nil {
 			return err
 		}
@@ -90,8 +89,12 @@ func products(ctx context.Context, j job, found func(result)) (err error) {
 }
 
 // cublaslt compares products by cuBLASLt with those by kernels, in bits and in time, as a plugin does before it uses them.
-func (w workload) cublaslt(ctx context.Context, dir string, libraries []string, warpgroups bool) ([]result, error) {
-	weights, err := model.WeightShapes(ctx, dir, architectures.All(), model.LoadOptions{}, 1)
+func (w workload) cublaslt(ctx context.Context, libraries []string, warpgroups bool) ([]result, error) {
+	var weights [][2]int
+	err := w.Shape.sizes(func(dir string) (err error) {
+		weights, err = model.WeightShapes(ctx, dir, architectures.All(), model.LoadOptions{Sizes: true}, 1)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -149,12 +152,8 @@ func (w workload) productRows() int { return min(w.Sequences*w.Length, 16384) }
 // fill writes random numbers that are ±[2⁻⁶, 2⁻⁵) as bfloat16 and as float32: with zeros a device takes less power and is faster than it will be.
 func fill(v *cudart.Device, at cudart.Address, size int) error {
 	const piece = 1 << 20
-	var block bytes.Buffer
-	if err := random(&block, 1, []int{1, piece / 2}); err != nil {
-		return err
-	}
 	have := min(piece, size)
-	if err := v.Upload(at, have, block.Bytes()[:have], have, 1); err != nil {
+	if err := v.Upload(at, have, newPattern().elements[:have], have, 1); err != nil {
 		return err
 	}
 	for have < size { // doubled until all is full

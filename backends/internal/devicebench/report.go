@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,10 +14,11 @@ import (
 // facts are what a report's figures were measured with.
 type facts struct {
 	Devices  []cudart.Information
-	Kernel   string // the version of NVIDIA's driver in the kernel
-	Driver   string // the newest CUDA that the driver supports, and where it was found
-	NCCL     string // version and place, or why there is none
-	CuBLASLt string // those of cuBLASLt
+	Kernel   string  // the version of NVIDIA's driver in the kernel
+	Driver   string  // the newest CUDA that the driver supports, and where it was found
+	NCCL     string  // version and place, or why there is none
+	CuBLASLt string  // those of cuBLASLt
+	Copies   float64 // GB/s that a copy has on the first device; 0: not measured
 }
 
 // noLibrary is what facts say of a library that was not found, before the reason.
@@ -95,9 +97,11 @@ func bandwidth(device string) float64 {
 // result is one line about one model: a comparison of bits, or a figure.
 type result struct {
 	Shape, What string
-	Measured    string // "" if it is a comparison that holds
-	Goal        string // of one H200
-	Failure     string // why there is no figure, or what does not hold
+	Measured    string       // "" if it is a comparison that holds
+	Predicted   string       // what the model of cost expects, where it does
+	Kernels     []kernelTime `json:",omitempty"`
+	Goal        string       // of one H200
+	Failure     string       // why there is no figure, or what does not hold
 }
 
 // report is everything that was found.
@@ -108,6 +112,7 @@ type report struct {
 	Results []result
 	Pending []string // steps that have not come to their end
 	Left    []string // steps that were not chosen
+	Notes   []note   // what measurements have logged, each once
 }
 
 // failures is how many suites and comparisons failed.
@@ -156,6 +161,16 @@ func (r report) markdown() string {
 	row("driver", r.Facts.Driver)
 	row("NCCL", r.Facts.NCCL)
 	row("cuBLASLt", r.Facts.CuBLASLt)
+	if r.Facts.Copies > 0 {
+		row("a copy", fmt.Sprintf("%.0f GB/s, read and written", r.Facts.Copies))
+	}
+	for _, n := range r.Notes {
+		if n.Level == "info" {
+			row("log", n.Text)
+		} else {
+			row("**"+n.Level+"**", n.Text)
+		}
+	}
 	b.WriteString("\n## Tests on the device\n\n")
 	row("what", "outcome", "time")
 	row("---", "---", "---")
@@ -170,8 +185,8 @@ func (r report) markdown() string {
 		row(s.What, outcome, s.Time.Round(time.Second).String())
 	}
 	b.WriteString("\n## Bits and speed\n\n")
-	row("model", "what", "measured", "goal on one H200")
-	row("---", "---", "---", "---")
+	row("model", "what", "measured", "predicted", "goal on one H200")
+	row("---", "---", "---", "---", "---")
 	for _, x := range r.Results {
 		measured := x.Measured
 		switch {
@@ -180,7 +195,29 @@ func (r report) markdown() string {
 		case measured == "":
 			measured = "equal"
 		}
-		row(x.Shape, x.What, measured, x.Goal)
+		row(x.Shape, x.What, measured, x.Predicted, x.Goal)
+	}
+	for _, x := range r.Results {
+		if len(x.Kernels) == 0 {
+			continue
+		}
+		fmt.Fprintf(&b, "\n## Time by kernel: %s, %s\n\nTimed one by one and without graphs, so the sum is more than the pass takes. Operations and bytes are counted from the launches' arguments.\n\n", cell(x.Shape), cell(x.What))
+		row("kernel", "launches", "ms", "predicted ms", "reached")
+		row("---", "---", "---", "---", "---")
+		all := kernelTime{Kernel: "all"}
+		for _, k := range x.Kernels {
+			all.Launches, all.Seconds, all.Predicted = all.Launches+k.Launches, all.Seconds+k.Seconds, all.Predicted+k.Predicted
+		}
+		for _, k := range append(x.Kernels, all) {
+			row(k.Kernel, fmt.Sprintf("%.4g", k.Launches), fmt.Sprintf("%.3g", 1e3*k.Seconds), fmt.Sprintf("%.3g", 1e3*k.Predicted), k.rates())
+		}
 	}
 	return b.String()
+}
+
+// note adds one that is new.
+func (r *report) note(n *note) {
+	if n != nil && !slices.Contains(r.Notes, *n) {
+		r.Notes = append(r.Notes, *n)
+	}
 }

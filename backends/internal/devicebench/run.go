@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 )
 
@@ -20,6 +21,9 @@ type options struct {
 	DriverVersion string   // the file in which NVIDIA's driver says its version
 	ToolFolders   []string // that tools are looked for in after PATH
 	Root          string   // the repository's
+	Work          string   // models are kept there between runs; "": in a folder of its own, which goes
+	Kernels       bool     // times by kernel are measured
+	Predict       *prediction
 }
 
 // run does everything and writes the report, after everything that is found, also of a device that fails; the error then says so.
@@ -40,15 +44,24 @@ func (o options) run(ctx context.Context) (err error) {
 	for _, s := range chosen {
 		r.Pending = append(r.Pending, s.Name)
 	}
-	work, err := os.MkdirTemp("", "devicebench-")
-	if err != nil {
+	work := o.Work
+	if work == "" {
+		if work, err = os.MkdirTemp("", "devicebench-"); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	} else if err := os.MkdirAll(work, 0o700); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
 	var unwritten error
 	keep := func() { unwritten = replace(o.Report, []byte(r.markdown())) }
 	if keep(); unwritten != nil {
 		return unwritten // before hours are spent
+	}
+	if slices.ContainsFunc(chosen, func(s step) bool { return s.Kind == "speed" }) {
+		if err := (job{Kind: "copies", Libraries: o.Libraries}).run(ctx, o.Limit, func(m message) { r.Facts.Copies = max(r.Facts.Copies, m.Copies) }); err != nil {
+			r.note(&note{"warn", "the speed of a copy is not known: " + err.Error()})
+		}
 	}
 	for i, s := range chosen {
 		fmt.Println("==", s.Name)
@@ -58,7 +71,7 @@ func (o options) run(ctx context.Context) (err error) {
 			return errors.Join(fmt.Errorf("%w: %s has what was found until then", ctx.Err(), o.Report), unwritten)
 		}
 		r.Pending = r.Pending[1:]
-		if w := s.Workload; w != nil && !uses(chosen[i+1:], w) { // its files are large
+		if w := s.Workload; w != nil && o.Work == "" && !uses(chosen[i+1:], w) { // its files are large
 			_ = os.RemoveAll(filepath.Join(work, w.Name)) // tried again at the end
 		}
 		keep()
@@ -89,8 +102,9 @@ func (r *report) step(ctx context.Context, o options, s step, work string, keep 
 		}
 		return
 	}
-	j := job{Kind: s.Kind, Workload: *s.Workload, Dir: filepath.Join(work, s.Workload.Name), Facts: r.Facts, Libraries: o.Libraries}
+	j := job{Kind: s.Kind, Workload: *s.Workload, Dir: filepath.Join(work, s.Workload.Name), Facts: r.Facts, Libraries: o.Libraries, Kernels: o.Kernels}
 	err := j.run(ctx, o.Limit, func(m message) {
+		r.note(m.Note)
 		if m.Result != nil {
 			r.Results = append(r.Results, *m.Result)
 			keep()

@@ -128,9 +128,10 @@ func TestChoose(t *testing.T) {
 		only []string
 		want string
 	}{
-		{nil, "0.6B-bits 8B-bits 0.6B-gradients 8B-gradients 0.6B-placements 8B-placements operations models contract 0.6B-speed 8B-speed 0.6B-products 8B-products sanitizer"},
+		{nil, "0.6B-bits 8B-bits 30B-A3B-bits Qwen3.5-bits gpt-oss-bits 0.6B-gradients 8B-gradients 0.6B-placements 8B-placements operations models contract " +
+			"0.6B-speed 8B-speed 30B-A3B-speed Qwen3.5-speed gpt-oss-speed 0.6B-products 8B-products sanitizer"},
 		{[]string{"suites"}, "operations models contract sanitizer"},
-		{[]string{"speed", "0.6B"}, "0.6B-bits 0.6B-gradients 0.6B-placements 0.6B-speed 8B-speed 0.6B-products"},
+		{[]string{"speed", "0.6B"}, "0.6B-bits 0.6B-gradients 0.6B-placements 0.6B-speed 8B-speed 30B-A3B-speed Qwen3.5-speed gpt-oss-speed 0.6B-products"},
 		{[]string{"8B-products"}, "8B-products"},
 	} {
 		chosen, left, err := choose(all, c.only)
@@ -250,17 +251,26 @@ func TestFirstWithRoom(t *testing.T) {
 	}
 }
 
-// Where no pass with kept activations fits, the report says that they are recomputed.
+// Where no pass with kept activations fits, the report says that they are recomputed. It has the arithmetic and the routes that the device takes, the speed of a copy and, if wanted, the time of every kernel. The model stays for the
+// next run.
 func TestRecomputed(t *testing.T) {
 	o := tinyOptions(t)
+	o.Kernels, o.Work = true, filepath.Join(o.Root, "work")
 	o.Workloads[0].Section += `, "memory_mib": 40`
 	o.Workloads[0].Batches = []int{16384}
 	o.Only = []string{"tiny-speed"}
 	if err := o.run(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if text := read(t, o.Report); !strings.Contains(text, " tok/s; passes of 16384 tokens, activations recomputed |") {
-		t.Errorf("the report is\n%s", text)
+	text := read(t, o.Report)
+	for _, want := range []string{" tok/s; passes of 16384 tokens, activations recomputed |", "| a copy | ", "| log | products of many rows use warpgroups; device no GPU", "| log | arithmetic; device cuda:0; weights bfloat16; arithmetic cuda-sm90-",
+		"\n## Time by kernel: tiny, forward and backward, 2 sequences of 9 tokens, rank 2\n", "\n| outer_product | ", "\n## Time by kernel: tiny, decoding 2 sequences after 5 tokens\n", "\n| draw_tokens | 1 | "} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the report lacks %q:\n%s", want, text)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(o.Work, "tiny", made)); err != nil {
+		t.Errorf("the model is not kept: %v", err)
 	}
 }
 

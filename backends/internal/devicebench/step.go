@@ -20,6 +20,9 @@ func steps(workloads []workload) (all []step) {
 	measure := func(kinds ...string) {
 		for _, kind := range kinds {
 			for _, w := range workloads {
+				if len(w.Kinds) > 0 && !slices.Contains(w.Kinds, kind) {
+					continue
+				}
 				all = append(all, step{Name: w.Name + "-" + kind, Groups: []string{w.Name, kind}, Workload: &w, Kind: kind})
 			}
 		}
