@@ -11,8 +11,9 @@ import (
 	"unsafe"
 )
 
-// Absent is a driver of GPUs that are not there: its devices, one of each kind that AbsentGPUs names, are opened and used as real ones, choose kernels as those would, and compute nothing. What they are given to launch is counted
-// (Device.Launches). Their memory is address space; what is read of it are zeros.
+// Absent is a driver of GPUs that are not there: its devices, one of each kind that AbsentGPUs names, are opened and used as real ones, choose kernels as
+// those would, and compute nothing. What they are given to launch is counted (Device.Launches). Their memory is address space; what is read of it are
+// zeros.
 func Absent() *Driver {
 	d := &Driver{c: (*C.driver)(C.calloc(1, C.sizeof_driver)), path: "none", absent: true}
 	C.absent_driver(d.c)
@@ -29,11 +30,13 @@ func AbsentGPUs() []string { return []string{"H100", "H200", "A100", "B200"} }
 type Launch struct {
 	Kernel string
 	Blocks int64
-	// FLOP are the operations that the result needs, a multiplication and an addition two; those of tiles that are cut off at the ends of a matrix, or masked, are not among them. 0 where memory alone counts.
+	// FLOP are the operations that the result needs, a multiplication and an addition two; those of tiles that are cut off at the ends of a matrix, or
+	// masked, are not among them. 0 where memory alone counts.
 	FLOP float64
 	// Bytes are what has to be read and written of memory: every operand once, however often blocks read it through the caches.
 	Bytes float64
-	// Steps is the longest chain of what a block does one after another: tokens of the delta rule, rows of a sum of outer products, 16 elements of the inner axis of a product by tensor cores; 0 elsewhere.
+	// Steps is the longest chain of what a block does one after another: tokens of the delta rule, rows of a sum of outer products, 16 elements of the
+	// inner axis of a product by tensor cores; 0 elsewhere.
 	Steps int64
 }
 
@@ -69,5 +72,5 @@ func listAt[T any](at C.uint64_t, n int64) []T {
 	if n <= 0 || at == 0 {
 		return nil
 	}
-	return unsafe.Slice((*T)(unsafe.Pointer(C.absent_memory(at))), n)
+	return unsafe.Slice((*T)(C.absent_memory(at)), n)
 }

@@ -12,7 +12,8 @@ import (
 	"unsafe"
 )
 
-// What launches cost is told by their arguments and the lists that these name. Beside products, attention and the delta rule the operations are few for each element, and memory alone counts.
+// What launches cost is told by their arguments and the lists that these name. Beside products, attention and the delta rule the operations are few for
+// each element, and memory alone counts.
 
 type grid struct{ x, y, z int64 }
 
@@ -32,8 +33,10 @@ var costs map[string]func(g grid, a unsafe.Pointer) cost
 
 func init() {
 	costs = map[string]func(g grid, a unsafe.Pointer) cost{
-		"add": rowCost(func(a *C.two_views) float64 { return 3 * float32s(a.y) }), "add_row": rowCost(func(a *C.two_views) float64 { return 2 * float32s(a.y) }),
-		"scale": rowCost(func(a *C.scale_arguments) float64 { return 2 * float32s(a.y) }), "fill_zero": rowCost(func(a *C.fill_arguments) float64 { return elements(a.y) * size(a._type) }),
+		"add":         rowCost(func(a *C.two_views) float64 { return 3 * float32s(a.y) }),
+		"add_row":     rowCost(func(a *C.two_views) float64 { return 2 * float32s(a.y) }),
+		"scale":       rowCost(func(a *C.scale_arguments) float64 { return 2 * float32s(a.y) }),
+		"fill_zero":   rowCost(func(a *C.fill_arguments) float64 { return elements(a.y) * size(a._type) }),
 		"round_rows":  rowCost(func(a *C.round_arguments) float64 { return elements(a.y) * (size(a.y_type) + size(a.x_type)) }),
 		"narrow_rows": rowCost(func(a *C.round_arguments) float64 { return elements(a.x) * (size(a.y_type) + size(a.x_type)) }),
 		"pack_rows": rowCost(func(a *C.pack_arguments) float64 {
@@ -51,18 +54,25 @@ func init() {
 		"rms_norm":        rowCost(normBytes), "rms_norm_narrow": rowCost(normBytes),
 		"rms_norm_backward": rowCost(normBackwardBytes), "rms_norm_backward_narrow": rowCost(normBackwardBytes),
 		"rope": rowCost(func(a *C.rope_arguments) float64 { return 2 * 4 * float64(a.x.rows*a.heads*a.table.cols) }), "swiglu": rowCost(swigluBytes),
-		"swiglu_backward": rowCost(swigluBackwardBytes), "swiglu_clamped": rowCost(func(a *C.swiglu_clamped_arguments) float64 { return swigluBytes(&a.of) }),
+		"swiglu_backward":         rowCost(swigluBackwardBytes),
+		"swiglu_clamped":          rowCost(func(a *C.swiglu_clamped_arguments) float64 { return swigluBytes(&a.of) }),
 		"swiglu_clamped_backward": rowCost(func(a *C.swiglu_clamped_backward_arguments) float64 { return swigluBackwardBytes(&a.of) }),
 		"write_pages":             rowCost(func(a *C.write_pages_arguments) float64 { return 2 * elements(a.k) * (4 + size(a.c._type)) }),
 		"copy_page": rowCost(func(a *C.copy_page_arguments) float64 {
 			return 2 * float64(a.layers*2*a.c.heads*C.PAGE_KEYS*a.c.dim) * size(a.c._type)
 		}),
-		"heads": rowCost(headsBytes), "heads_wide": rowCost(headsBytes), "heads_backward": rowCost(headsBackwardBytes), "heads_backward_wide": rowCost(headsBackwardBytes),
-		"log_sum_exp": rowCost(func(a *C.log_sum_exp_arguments) float64 { return 2 * float32s(a.logits) }), // for the maximum and for the sum
-		"softmax":     rowCost(func(a *C.softmax_arguments) float64 { return 2 * float32s(a.p) }), "softmax_gradient": rowCost(func(a *C.softmax_gradient_arguments) float64 { return 2 * float32s(a.logits) }),
-		"adjust_elements": rowCost(func(a *C.adjust_arguments) float64 { return float64(a.count) * 2 * sector }), "mask_columns": rowCost(func(a *C.mask_arguments) float64 { return 2 * float32s(a.x) }),
-		"draw_tokens":   rowCost(func(a *C.draw_arguments) float64 { return float32s(a.logits) + float32s(a.probs) }),
-		"differentiate": rowCost(func(a *C.differentiate_arguments) float64 { return 4 * 4 * elements(a.values) }), "datum_ratios": rowCost(func(a *C.datum_ratios_arguments) float64 { return float32s(a.logprobs) }),
+		"heads":               rowCost(headsBytes),
+		"heads_wide":          rowCost(headsBytes),
+		"heads_backward":      rowCost(headsBackwardBytes),
+		"heads_backward_wide": rowCost(headsBackwardBytes),
+		"log_sum_exp":         rowCost(func(a *C.log_sum_exp_arguments) float64 { return 2 * float32s(a.logits) }), // for the maximum and for the sum
+		"softmax":             rowCost(func(a *C.softmax_arguments) float64 { return 2 * float32s(a.p) }),
+		"softmax_gradient":    rowCost(func(a *C.softmax_gradient_arguments) float64 { return 2 * float32s(a.logits) }),
+		"adjust_elements":     rowCost(func(a *C.adjust_arguments) float64 { return float64(a.count) * 2 * sector }),
+		"mask_columns":        rowCost(func(a *C.mask_arguments) float64 { return 2 * float32s(a.x) }),
+		"draw_tokens":         rowCost(func(a *C.draw_arguments) float64 { return float32s(a.logits) + float32s(a.probs) }),
+		"differentiate":       rowCost(func(a *C.differentiate_arguments) float64 { return 4 * 4 * elements(a.values) }),
+		"datum_ratios":        rowCost(func(a *C.datum_ratios_arguments) float64 { return float32s(a.logprobs) }),
 		"adamw": func(g grid, a unsafe.Pointer) (c cost) {
 			for _, j := range listAt[C.adamw_job]((*C.adamw_arguments)(a).jobs, g.y) {
 				c.bytes += 7 * float32s(j.p)
@@ -93,7 +103,8 @@ func init() {
 			}
 			return 2 * float32s(a.o)
 		}),
-		"route": rowCost(func(a *C.route_arguments) float64 { return float32s(a.logits) + 2*float32s(a.p) }), "route_backward": rowCost(func(a *C.route_backward_arguments) float64 {
+		"route": rowCost(func(a *C.route_arguments) float64 { return float32s(a.logits) + 2*float32s(a.p) }),
+		"route_backward": rowCost(func(a *C.route_backward_arguments) float64 {
 			return float32s(a.logits) + float32s(a.dlogits) + 3*float32s(a.p)
 		}),
 		"dispatch": rowCost(func(a *C.dispatch_arguments) float64 { return 4 * elements(a.choice) * 4 }), // the choice; a row's token, its slot, and the slot's row
@@ -101,10 +112,12 @@ func init() {
 		"combine": rowCost(func(a *C.combine_arguments) float64 {
 			return float32s(a.rows) + float32s(a.y)*float64(1+a.accumulate)
 		}),
-		"combine_backward": rowCost(func(a *C.combine_backward_arguments) float64 { return 2*float32s(a.drows) + float32s(a.h) }), "add_routed": rowCost(func(a *C.add_routed_arguments) float64 { return 2 * float32s(a.rows) }),
+		"combine_backward":    rowCost(func(a *C.combine_backward_arguments) float64 { return 2*float32s(a.drows) + float32s(a.h) }),
+		"add_routed":          rowCost(func(a *C.add_routed_arguments) float64 { return 2 * float32s(a.rows) }),
 		"add_routed_backward": rowCost(func(a *C.add_routed_backward_arguments) float64 { return float32s(a.dy) * float64(max(1, a.dp.cols)) }),
 		"outer_routed":        outerRoutedCost,
-		"pack_e4m3":           rowCost(func(a *C.pack_e4m3_arguments) float64 { return 2 * float64(a.rows*a.w.in) }), "expand_e4m3": rowCost(func(a *C.expand_e4m3_arguments) float64 { return 3 * float64(a.to.out*a.to.in) }),
+		"pack_e4m3":           rowCost(func(a *C.pack_e4m3_arguments) float64 { return 2 * float64(a.rows*a.w.in) }),
+		"expand_e4m3":         rowCost(func(a *C.expand_e4m3_arguments) float64 { return 3 * float64(a.to.out*a.to.in) }),
 		"conv": func(g grid, a unsafe.Pointer) cost {
 			c := (*C.conv_arguments)(a)
 			rows := float64(0)
@@ -122,11 +135,13 @@ func init() {
 		"delta_prepare": deltaChunksCost(func(in *C.delta_inputs, rows float64) (flop, bytes float64) {
 			return 0, 8 * rows * 2 * float64(in.key_heads*in.key_dim)
 		}),
-		"delta_within": deltaChunksCost(func(in *C.delta_inputs, rows float64) (flop, bytes float64) { // k·kᵀ, the triangle, Δ and w of it, what the state is asked for
+		// k·kᵀ, the triangle, Δ and w of it, what the state is asked for
+		"delta_within": deltaChunksCost(func(in *C.delta_inputs, rows float64) (flop, bytes float64) {
 			k, v, heads := float64(in.key_dim), float64(in.value_dim), float64(in.value_heads)
 			return rows * heads * (3*C.DELTA_CHUNK*(k+v) + 4*k*v), rows*heads*4*(2*k+3*v) + rows/C.DELTA_CHUNK*heads*4*k*v
 		}),
-		"delta_across": func(g grid, a unsafe.Pointer) cost { // the state's gradient goes from chunk to chunk: d += qᵀ·do - wᵀ·dΔ, and what is read of it
+		// The state's gradient goes from chunk to chunk: d += qᵀ·do - wᵀ·dΔ, and what is read of it.
+		"delta_across": func(g grid, a unsafe.Pointer) cost {
 			c := (*C.delta_backward_arguments)(a)
 			k, v, heads := float64(c.in.key_dim), float64(c.in.value_dim), float64(c.in.value_heads)
 			chunks, longest := float64(0), int64(0)
@@ -140,15 +155,20 @@ func init() {
 			k, v, heads := float64(in.key_dim), float64(in.value_dim), float64(in.value_heads)
 			return rows * heads * (8*k*v + 6*C.DELTA_CHUNK*(k+v)), 4*rows*heads*(3*k+4*v) + rows/C.DELTA_CHUNK*heads*8*k*v
 		}),
-		"gated_norm": rowCost(gatedNormBytes), "gated_norm_narrow": rowCost(gatedNormBytes), "gated_norm_backward": rowCost(gatedNormBackwardBytes), "gated_norm_backward_narrow": rowCost(gatedNormBackwardBytes),
-		"sigmoid_gate": rowCost(func(a *C.sigmoid_gate_arguments) float64 { return 3 * float32s(a.y) }), "sigmoid_gate_backward": rowCost(func(a *C.sigmoid_gate_backward_arguments) float64 { return 5 * float32s(a.dy) }),
+		"gated_norm":                 rowCost(gatedNormBytes),
+		"gated_norm_narrow":          rowCost(gatedNormBytes),
+		"gated_norm_backward":        rowCost(gatedNormBackwardBytes),
+		"gated_norm_backward_narrow": rowCost(gatedNormBackwardBytes),
+		"sigmoid_gate":               rowCost(func(a *C.sigmoid_gate_arguments) float64 { return 3 * float32s(a.y) }),
+		"sigmoid_gate_backward":      rowCost(func(a *C.sigmoid_gate_backward_arguments) float64 { return 5 * float32s(a.dy) }),
 	}
 	for _, transposed := range []string{"", "_transposed"} {
 		back := transposed != ""
 		costs["product"+transposed+"_float32"] = oneProductCost(4, back)
 		costs["product_group"+transposed], costs["product_group"+transposed+"_wide"] = oneProductCost(2, back), oneProductCost(2, back)
 		costs["product"+transposed], costs["product_e4m3"+transposed] = productsCost(2, back), productsCost(1, back)
-		costs["routed"+transposed+"_float32"], costs["routed"+transposed], costs["routed_e4m3"+transposed] = routedCost(4, back), routedCost(2, back), routedCost(1, back)
+		costs["routed"+transposed+"_float32"], costs["routed"+transposed], costs["routed_e4m3"+transposed] = routedCost(4, back), routedCost(2,
+			back), routedCost(1, back)
 	}
 	for _, keys := range []bool{true, false} {
 		name := "attention_backward_queries"
@@ -354,7 +374,8 @@ func attentionCost(parts bool) func(grid, unsafe.Pointer) cost {
 	}
 }
 
-// attentionBackwardCost is that of the gradients of keys and values, for which there are four products of queries and keys, or of those of queries, with three. Scores are computed once more where two blocks share a head's columns.
+// attentionBackwardCost is that of the gradients of keys and values, for which there are four products of queries and keys, or of those of queries, with
+// three. Scores are computed once more where two blocks share a head's columns.
 func attentionBackwardCost(keys bool) func(grid, unsafe.Pointer) cost {
 	return func(g grid, a unsafe.Pointer) (c cost) {
 		p := (*C.attention_backward_arguments)(a)

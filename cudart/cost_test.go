@@ -40,13 +40,18 @@ func TestLaunchesOfAbsentDevice(t *testing.T) {
 		taken = append(taken, a)
 		return a
 	}
-	rows := func(rows, cols int64) View { return View{At: memory(4 * rows * cols), Rows: rows, Cols: cols, Stride: cols} }
-	narrow := func(rows, cols int64) View { return View{At: memory(2 * rows * cols), Rows: rows, Cols: cols, Stride: cols} }
+	rows := func(rows, cols int64) View {
+		return View{At: memory(4 * rows * cols), Rows: rows, Cols: cols, Stride: cols}
+	}
+	narrow := func(rows, cols int64) View {
+		return View{At: memory(2 * rows * cols), Rows: rows, Cols: cols, Stride: cols}
+	}
 	weight := func(out, in int64) Weight { return Weight{At: memory(2 * out * in), Out: out, In: in, Pitch: in} }
 	x, w, other := narrow(8, 512), weight(1024, 512), weight(256, 512)
 	group := func(w Weight) []RowGroup { return []RowGroup{{To: 8, Weight: w}} }
 	cache := Cache{At: memory(1 << 20), Layers: 1, Pages: 4, Heads: 2, Dim: 64, Type: BFloat16}
-	sequences := []Sequence{{Count: 3, Pages: []int32{0}}, {Row: 3, Count: 1, First: 99, Pages: []int32{1, 2}}, {Row: 4, Count: 2, First: 98, Pages: []int32{1, 2}, Window: 10}}
+	sequences := []Sequence{{Count: 3, Pages: []int32{0}}, {Row: 3, Count: 1, First: 99, Pages: []int32{1, 2}}, {Row: 4, Count: 2, First: 98,
+		Pages: []int32{1, 2}, Window: 10}}
 	for _, c := range []struct {
 		name     string
 		run      func() error
@@ -56,9 +61,11 @@ func TestLaunchesOfAbsentDevice(t *testing.T) {
 		steps    int64
 		launches int
 	}{
-		{"one product", func() error { return v.Product(rows(8, 1024), x, BFloat16, group(w), BFloat16, false, false) }, "product_16x32", 2 * 8 * 1024 * 512, 2*1024*512 + 2*8*512 + 4*8*1024, 32, 1},
+		{"one product", func() error { return v.Product(rows(8, 1024), x, BFloat16, group(w), BFloat16, false, false) }, "product_16x32",
+			2 * 8 * 1024 * 512, 2*1024*512 + 2*8*512 + 4*8*1024, 32, 1},
 		{"two in a launch", func() error {
-			return v.Products([]Multiplication{{Y: rows(8, 1024), X: x, XType: BFloat16, Groups: group(w), Type: BFloat16}, {Y: rows(8, 256), X: x, XType: BFloat16, Groups: group(other), Type: BFloat16, Accumulate: true}})
+			return v.Products([]Multiplication{{Y: rows(8, 1024), X: x, XType: BFloat16, Groups: group(w), Type: BFloat16}, {Y: rows(8, 256), X: x,
+				XType: BFloat16, Groups: group(other), Type: BFloat16, Accumulate: true}})
 		}, "product_16x32", 2 * 8 * 1280 * 512, 2*1280*512 + 2*8*512 + 4*8*1024 + 8*8*256, 32, 1},
 		{"groups of one weight", func() error {
 			return v.Product(rows(8, 1024), x, BFloat16, []RowGroup{{To: 3, Weight: w}, {From: 3, To: 8, Weight: w}}, BFloat16, false, false)
@@ -67,10 +74,14 @@ func TestLaunchesOfAbsentDevice(t *testing.T) {
 			return v.Product(rows(4096, 4096), narrow(4096, 512), BFloat16, []RowGroup{{To: 4096, Weight: weight(4096, 512)}}, BFloat16, false, false)
 		}, "product_group_wide", 2 * 4096 * 4096 * 512, 2*4096*512*2 + 4*4096*4096, 32, 1},
 		{"outer products", func() error {
-			return v.OuterProducts([]OuterProduct{{G: rows(8, 64), A: rows(100, 8), B: rows(100, 64), First: true}, {G: rows(4, 32), A: rows(50, 4), B: rows(50, 32)}})
+			return v.OuterProducts([]OuterProduct{{G: rows(8, 64), A: rows(100, 8), B: rows(100, 64), First: true}, {G: rows(4, 32), A: rows(50, 4),
+				B: rows(50, 32)}})
 		}, "outer_product", 2 * (100*8*64 + 50*4*32), 4 * (100*(8+64) + 8*64 + 50*(4+32) + 2*4*32), 100, 1},
 		// Of two heads with two queries each: 1 + 2 + 3 pairs, 100, and 10 for each of two rows.
-		{"attention", func() error { return v.Attention(View{}, rows(6, 256), View{}, rows(6, 256), Float32, cache, 0, sequences, 2, 1) }, "tensor_attention_few_64",
+		{"attention", func() error {
+			return v.Attention(View{}, rows(6, 256), View{}, rows(6, 256), Float32, cache, 0, sequences, 2, 1)
+		},
+			"tensor_attention_few_64",
 			4 * 64 * 4 * (6 + 100 + 20), 2*2*2*64*(3+100+12) + 8*6*256, 0, 1},
 		{"add", func() error { return v.Add(x, x) }, "add", 0, 3 * 4 * 8 * 512, 0, 1},
 	} {

@@ -17,7 +17,7 @@ func parse() (options, error) {
 	flag.DurationVar(&o.Limit, "step-timeout", 15*time.Minute, "time for each step; one that takes longer is ended, and the next one begins")
 	only := flag.String("only", "", "steps to run, by commas: "+strings.Join(names(steps(o.Workloads)), ", "))
 	flag.StringVar(&o.Tests, "tests", "", "folder with test binaries (go test -c -o FOLDER/NAME.test PACKAGE), for a machine without Go")
-	flag.StringVar(&o.Work, "work", "", "folder in which models are kept between runs (64 GB for all); without, each run writes its own")
+	flag.StringVar(&o.Work, "work", "", "folder in which models are kept between runs (46 GB for all); without, each run writes its own")
 	flag.BoolVar(&o.Kernels, "kernels", false, "also time every kernel, in the steps of speed")
 	p := prediction{}
 	predict := flag.Bool("predict", false, "run nothing: print what launches of a training pass and of a decoding step have of operations and bytes, and the time that is expected of them, and end; needs no GPU")

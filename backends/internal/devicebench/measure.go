@@ -43,7 +43,7 @@ var workloads = []workload{
 	{Name: "0.6B", Shape: qwen06B, Batches: []int{16384, 8192, 4096}, Sequences: 16, Length: 4096, Streams: 64, Context: 512, Generated: 128, Adapters: 16, Rank: 32, Repeat: 3, Train: "100,000 tok/s", Product: "600 TFLOP/s"},
 	{Name: "8B", Shape: qwen8B, Batches: []int{16384, 8192, 4096}, Sequences: 16, Length: 4096, Streams: 64, Context: 512, Generated: 128, Adapters: 16, Rank: 32, Repeat: 3, Train: "16,000 tok/s", Decode: "75 % of the bandwidth", Product: "600 TFLOP/s"},
 	// Of other families a few layers that are as wide: bits, and what their kernels cost. Their products are not those of dense models, so there is no step for them.
-	family4K("30B-A3B", qwen30B.some(12, mixture)), family4K("Qwen3.5", qwen27B.some(8, hybrid)), family4K("gpt-oss", gptOSS.some(8, sinks)),
+	family4K("30B-A3B", qwen30B.some(6, mixture)), family4K("Qwen3.5", qwen27B.some(4, hybrid)), family4K("gpt-oss", gptOSS.some(4, sinks)),
 }
 
 func family4K(name string, s shape) workload {

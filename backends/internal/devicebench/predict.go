@@ -26,15 +26,16 @@ type planned struct {
 	launches []cudart.Launch
 }
 
-// plan has the passes of a workload launched on a GPU of a kind that need not be there: a training pass of so many sequences with one adapter and activations that are kept or computed again, and a decoding step after the context. dir has the model's
-// config.json at least.
+// plan has the passes of a workload launched on a GPU of a kind that need not be there: a training pass of so many sequences with one adapter and
+// activations that are kept or computed again, and a decoding step after the context. dir has the model's config.json at least.
 func (w workload) plan(ctx context.Context, dir, kind string, sequences int, recompute bool) (training, decoding planned, err error) {
 	d, launches, err := cuda.NewAbsent(kind)
 	if err != nil {
 		return training, decoding, err
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
-	m, err := model.Load(ctx, dir, d, architectures.All(), model.LoadOptions{DType: tensor.BFloat16, MaxContext: max(w.Length, w.Context+w.Generated), Sizes: true})
+	m, err := model.Load(ctx, dir, d, architectures.All(), model.LoadOptions{DType: tensor.BFloat16, MaxContext: max(w.Length, w.Context+w.Generated),
+		Sizes: true})
 	if err != nil {
 		return training, decoding, err
 	}
@@ -98,7 +99,8 @@ func (p *planning) training(sequences int, recompute bool) (t planned, err error
 	defer pages.Free()
 	var examples []model.Example
 	for _, s := range all {
-		examples = append(examples, model.Example{Sequence: s, Targets: make([]int32, p.Length), K: 1, Loss: form, Inputs: loss.Inputs{Weights: slices.Repeat([]float32{1}, p.Length)}, Gradient: p.gradient})
+		examples = append(examples, model.Example{Sequence: s, Targets: make([]int32, p.Length), K: 1, Loss: form,
+			Inputs: loss.Inputs{Weights: slices.Repeat([]float32{1}, p.Length)}, Gradient: p.gradient})
 	}
 	w := p.model.NewWorkspace()
 	defer w.Free()
@@ -106,7 +108,8 @@ func (p *planning) training(sequences int, recompute bool) (t planned, err error
 	if _, err := p.model.Train(w, pages, examples, model.TrainOptions{Recompute: recompute}); err != nil {
 		return t, err
 	}
-	return planned{fmt.Sprintf("training pass of %d tokens, %s of %d, rank %d", sequences*p.Length, count(sequences, "sequence"), p.Length, p.Rank), sequences * p.Length, p.launches()}, nil
+	return planned{fmt.Sprintf("training pass of %d tokens, %s of %d, rank %d", sequences*p.Length, count(sequences, "sequence"), p.Length, p.Rank),
+		sequences * p.Length, p.launches()}, nil
 }
 
 // decoding is a step with one adapter in which every stream draws a token at temperature 1.
@@ -149,7 +152,8 @@ func (p *planning) draw(w *model.Workspace, logits tensor.Tensor) error {
 	}
 	device, lse := p.model.Device, results.Columns(0, 1)
 	draws := slices.Repeat([]tensor.Draw{{U: 0.5, TopP: 1}}, logits.Rows)
-	return errors.Join(p.model.LogSumExp(w, lse, logits), device.Softmax(probs, logits, lse), device.(tensor.Drawer).DrawTokens(results.Columns(1, 3), logits, probs, draws),
+	return errors.Join(p.model.LogSumExp(w, lse, logits), device.Softmax(probs, logits, lse), device.(tensor.Drawer).DrawTokens(results.Columns(1, 3),
+		logits, probs, draws),
 		device.Download(make([]float32, 3*logits.Rows), results))
 }
 
@@ -204,15 +208,18 @@ func (g *gpu) costs(p planned) (by []kernelCost, all kernelCost) {
 	return by, all
 }
 
-// modelFLOP is what the pass needs of operations by the usual count, which knows no kernel: products once, attention's gradient, and the delta rule's, twice its forward pass.
+// modelFLOP is what the pass needs of operations by the usual count, which knows no kernel: products once, attention's gradient, and the delta rule's,
+// twice its forward pass.
 func (p planned) modelFLOP() (flop float64) {
 	for _, l := range p.launches {
 		switch {
-		case strings.Contains(l.Kernel, "attention_backward"), strings.HasPrefix(l.Kernel, "delta_within"), strings.HasPrefix(l.Kernel, "delta_across"), strings.HasPrefix(l.Kernel, "delta_gradients"):
+		case strings.Contains(l.Kernel, "attention_backward"), strings.HasPrefix(l.Kernel, "delta_within"), strings.HasPrefix(l.Kernel,
+			"delta_across"), strings.HasPrefix(l.Kernel, "delta_gradients"):
 		default:
 			flop += l.FLOP
 		}
-		if p.trains() && (strings.HasPrefix(l.Kernel, "tensor_attention") || strings.HasPrefix(l.Kernel, "attention")) && !strings.Contains(l.Kernel, "backward") {
+		if p.trains() && (strings.HasPrefix(l.Kernel, "tensor_attention") || strings.HasPrefix(l.Kernel, "attention")) && !strings.Contains(l.Kernel,
+			"backward") {
 			flop += 2 * l.FLOP
 		}
 	}
@@ -240,7 +247,8 @@ func (g *gpu) write(out io.Writer, name string, p planned) {
 	fmt.Fprintf(out, "**Predicted, not measured**: %s on one %s, %s: %s.\n\n", name, g.kind, p.what, g.summary(p))
 	fmt.Fprintf(out, "| kernel | launches | GFLOP | MB | ms | share | bound by |\n|---|---|---|---|---|---|---|\n")
 	line := func(k kernelCost, bound string) {
-		fmt.Fprintf(out, "| %s | %d | %.4g | %.4g | %.3g | %.1f %% | %s |\n", k.Kernel, k.Launches, k.FLOP/1e9, k.Bytes/1e6, 1e3*k.Seconds, 100*k.Seconds/all.Seconds, bound)
+		fmt.Fprintf(out, "| %s | %d | %.4g | %.4g | %.3g | %.1f %% | %s |\n", k.Kernel, k.Launches, k.FLOP/1e9, k.Bytes/1e6, 1e3*k.Seconds,
+			100*k.Seconds/all.Seconds, bound)
 	}
 	rest := kernelCost{Kernel: "the others"}
 	for _, k := range by {

@@ -48,8 +48,9 @@ func within(t *testing.T, what string, got, want, tolerance float64) {
 	}
 }
 
-// What is counted of a pass's launches is what formulas say of dense Qwen3: for each token and parameter that products have 2 operations forward and 2 for the gradient by their inputs, none for the gradient of frozen weights; 6 for
-// each parameter of the adapter; attention over half of all pairs, with two products forward and seven backward. A decoding step reads all weights but the embedding, and keys and values, once.
+// What is counted of a pass's launches is what formulas say of dense Qwen3: for each token and parameter that products have 2 operations forward and 2 for
+// the gradient by their inputs, none for the gradient of frozen weights; 6 for each parameter of the adapter; attention over half of all pairs, with two
+// products forward and seven backward. A decoding step reads all weights but the embedding, and keys and values, once.
 func TestPredictedTotals(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -104,7 +105,8 @@ func TestPredictedFamilies(t *testing.T) {
 		w := w
 		w.Shape = qwen30B.some(2, mixture)
 		training, decoding := planOf(t, w, "H200", 2)
-		// Each token is 8 experts' of three matrices. Their adapters have 6 operations for a parameter that is an expert's own: the sides towards the hidden state are all experts' in common.
+		// Each token is 8 experts' of three matrices. Their adapters have 6 operations for a parameter that is an expert's own: the sides towards the
+		// hidden state are all experts' in common.
 		base, rank := 3*2048.0*768, 8*768.0*3
 		within(t, "operations of experts", sum(training.launches, flopOf, "routed"), 512*2*8*(4*base+6*rank), 1e-6)
 		chosen := w.Shape.Family.chosen(16)
@@ -119,7 +121,8 @@ func TestPredictedFamilies(t *testing.T) {
 		training, decoding := planOf(t, w, "H200", 2)
 		within(t, "operations of the delta rule", sum(decoding.launches, flopOf, "delta_rule"), 16*3*7*48*128*128, 1e-6)
 		forward := 2 * 256 * 3 * 7 * 48 * 128 * 128.0
-		if got := sum(training.launches, flopOf, "delta_rule"); !(got >= 1.8*forward && got <= 2*forward) { // its gradient goes through them once more, but for the last chunk
+		if got := sum(training.launches, flopOf,
+			"delta_rule"); !(got >= 1.8*forward && got <= 2*forward) { // its gradient goes through them once more, but for the last chunk
 			t.Errorf("the delta rule has %g operations, want about twice %g", got, forward)
 		}
 	})
@@ -150,7 +153,8 @@ func TestPredictedGPUs(t *testing.T) {
 		var out bytes.Buffer
 		gpus[i].write(&out, "a layer", training)
 		gpus[i].write(&out, "a layer", decoding)
-		for _, want := range []string{"**Predicted, not measured**: a layer on one " + kind + ", training pass of 512 tokens, 1 sequence of 512, rank 8: ", "MFU", "| bound by |", "\n| all | ", "decoding step of 4 sequences after 64 tokens", "GB/s that are stated"} {
+		for _, want := range []string{"**Predicted, not measured**: a layer on one " + kind + ", training pass of 512 tokens, 1 sequence of 512, rank 8: ",
+			"MFU", "| bound by |", "\n| all | ", "decoding step of 4 sequences after 64 tokens", "GB/s that are stated"} {
 			if !strings.Contains(out.String(), want) {
 				t.Errorf("%s: lacks %q:\n%s", kind, want, &out)
 			}
@@ -181,7 +185,8 @@ func TestPredictedGPUs(t *testing.T) {
 }
 
 func TestGPUOf(t *testing.T) {
-	for name, want := range map[string]string{"NVIDIA H200": "H200", "NVIDIA H100 80GB HBM3": "H100", "NVIDIA H100 PCIe": "", "NVIDIA GH200 480GB": "", "NVIDIA A100-SXM4-80GB": "A100", "NVIDIA L4": ""} {
+	for name, want := range map[string]string{"NVIDIA H200": "H200", "NVIDIA H100 80GB HBM3": "H100", "NVIDIA H100 PCIe": "",
+		"NVIDIA GH200 480GB": "", "NVIDIA A100-SXM4-80GB": "A100", "NVIDIA L4": ""} {
 		if g, ok := gpuOf(name); g.kind != want || ok != (want != "") {
 			t.Errorf("%s is %q", name, g.kind)
 		}
@@ -193,7 +198,8 @@ func TestBeside(t *testing.T) {
 	e := expectation{gpu: gpus[1], known: true}
 	p := planned{launches: []cudart.Launch{{Kernel: "add", Blocks: 200, Bytes: 4.3e12}, {Kernel: "rope", Blocks: 200, Bytes: 4.3e11}}}
 	got := e.beside(map[string]cudart.KernelTime{"add": {Launches: 6, Seconds: 6}, "cuMemcpyHtoD": {Launches: 3, Seconds: 0.3}}, 3, p, 2)
-	if len(got) != 3 || got[0].Kernel != "add" || got[0].Launches != 2 || got[0].Seconds != 2 || math.Abs(got[0].Predicted-2*1.000003) > 1e-9 || got[0].Bytes != 8.6e12 || got[1].Kernel != "cuMemcpyHtoD" || got[1].Predicted != 0 ||
+	if len(got) != 3 || got[0].Kernel != "add" || got[0].Launches != 2 || got[0].Seconds != 2 || math.Abs(got[0].Predicted-2*1.000003) > 1e-9 ||
+		got[0].Bytes != 8.6e12 || got[1].Kernel != "cuMemcpyHtoD" || got[1].Predicted != 0 ||
 		got[2].Kernel != "rope" || got[2].Seconds != 0 || got[2].Predicted < 0.2 {
 		t.Errorf("%+v", got)
 	}
@@ -237,7 +243,8 @@ func TestPrediction(t *testing.T) {
 		want   string // in the output or, with "-" first, in the error
 	}{
 		{"folder", func(p *prediction) { p.Model = dir }, "own on one H100, training pass of 128 tokens, 2 sequences of 64, rank 4"},
-		{"by name, recomputed", func(p *prediction) { p.Model, p.Recompute = "Qwen3-0.6B", true }, "Qwen3-0.6B on one H100, decoding step of 2 sequences after 64 tokens, rank 4"},
+		{"by name, recomputed", func(p *prediction) { p.Model, p.Recompute = "Qwen3-0.6B", true },
+			"Qwen3-0.6B on one H100, decoding step of 2 sequences after 64 tokens, rank 4"},
 		{"no such model", func(p *prediction) { p.Model = "Qwen3-9B" }, `--model: "Qwen3-9B" is neither one of Qwen3-0.6B, Qwen3-8B`},
 		{"no such device", func(p *prediction) { p.Device = "H300" }, `--device: "H300" is not known; allowed are H100, H200, A100, B200`},
 		{"no rank", func(p *prediction) { p.Rank = 0 }, "--rank is 0; allowed is 1 to 512"},
@@ -251,7 +258,8 @@ func TestPrediction(t *testing.T) {
 			if err == nil {
 				err = p.run(t.Context(), &out)
 			}
-			if refused, is := strings.CutPrefix(c.want, "-"); is != (err != nil) || is && !strings.Contains(err.Error(), refused) || !is && !strings.Contains(out.String(), c.want) {
+			if refused, is := strings.CutPrefix(c.want, "-"); is != (err != nil) || is && !strings.Contains(err.Error(),
+				refused) || !is && !strings.Contains(out.String(), c.want) {
 				t.Errorf("%v, want %q:\n%s", err, c.want, &out)
 			}
 		})

@@ -80,15 +80,19 @@ func (p *prediction) run(ctx context.Context, out io.Writer) error {
 func (p *prediction) section(ctx context.Context, out io.Writer) error {
 	fmt.Fprint(out, `## Predicted, not measured
 
-By `+"`devicebench -predict`"+`: the launches of a training pass (activations kept) and of a decoding step, of the same host code that drives a GPU, over a driver without one. Of each launch the operations and bytes are counted from its arguments. Its
-time is the longest of operations at the rate that its class of kernels is expected to reach, bytes at the speed of a copy, and its longest chain of dependent steps, and 3 µs of launching beside. **The rates are estimates**, by counting instructions
-and reads in the assembler's output (`+"`backends/internal/devicebench/rates.go`"+` has each with its reason); the launches, operations and bytes are counts. Experts are taken to be chosen with the same likelihood. B200 runs the kernels for sm_80, without its own tensor-core instructions.
+By `+"`devicebench -predict`"+`: the launches of a training pass (activations kept) and of a decoding step, of the same host code that drives a GPU, over a driver
+without one. Of each launch the operations and bytes are counted from its arguments. Its time is the longest of operations at the rate that its class of kernels is
+expected to reach, bytes at the speed of a copy, what blocks read through the second-level cache, and its longest chain of dependent steps, and 3 µs of launching
+beside. **The rates are estimates**, by counting instructions and reads in the assembler's output (`+"`backends/internal/devicebench/rates.go`"+` has each with its
+reason); the launches, operations and bytes are counts. Experts are taken to be chosen with the same likelihood. B200 runs the kernels for sm_80, without its own
+tensor-core instructions.
 
 `)
 	for _, g := range gpus {
 		fmt.Fprintf(out, "* %s\n", g)
 	}
-	fmt.Fprintf(out, "\n| model | device | %s of %d tokens, rank %d | decoding %d sequences after %d tokens |\n|---|---|---|---|\n", count(p.Sequences, "sequence"), p.Length, p.Rank, p.Streams, p.Context)
+	fmt.Fprintf(out, "\n| model | device | %s of %d tokens, rank %d | decoding %d sequences after %d tokens |\n|---|---|---|---|\n",
+		count(p.Sequences, "sequence"), p.Length, p.Rank, p.Streams, p.Context)
 	type detail struct {
 		name  string
 		plans []planned

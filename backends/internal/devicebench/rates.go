@@ -10,8 +10,10 @@ import (
 	"github.com/tinsmith/tinsmith/cudart"
 )
 
-// The model of cost: a launch takes the longest of its operations at the rate that its class of kernels is expected to reach, its bytes at the class's share of the memory's speed, its longest chain of dependent steps, and, of
-// products in tiles, what all blocks and the blocks of a multiprocessor read through the second-level cache; and what every launch takes beside. Fewer blocks than multiprocessors reach that part of the rate. **Every number here is an estimate**, from counting instructions, shared memory and second-level cache in the assembler's output, until a device has been measured.
+// The model of cost: a launch takes the longest of its operations at the rate that its class of kernels is expected to reach, its bytes at the class's
+// share of the memory's speed, its longest chain of dependent steps, and, of products in tiles, what all blocks and the blocks of a multiprocessor read
+// through the second-level cache; and what every launch takes beside. Fewer blocks than multiprocessors reach that part of the rate. **Every number here is
+// an estimate**, from counting instructions, shared memory and second-level cache in the assembler's output, until a device has been measured.
 
 // class is kernels that are expected to reach the same.
 type class struct {
@@ -40,7 +42,8 @@ func memory(of ...class) []class { return append(of, class{"", 0, 1, 0}) }
 // gpus are in the order of cudart.AbsentGPUs.
 var gpus = func() []gpu {
 	hopper := memory(
-		// A tile of 128 × 256 × 64 reads 48 KB in 1,024 clocks, 11 TB/s for 132 multiprocessors at full rate, where the second-level cache gives about 6: 480 to 580.
+		// A tile of 128 × 256 × 64 reads 48 KB in 1,024 clocks, 11 TB/s for 132 multiprocessors at full rate, where the second-level cache gives about 6:
+		// 480 to 580.
 		class{"product_group", 530, 1, 0},
 		// Large tiles by mma.sync, which reaches about a third of wgmma's rate.
 		class{"product_128x128,product_transposed_128x128", 330, 1, 0},
@@ -51,32 +54,42 @@ var gpus = func() []gpu {
 		class{"product_float32,product_transposed_float32,routed_float32,routed_transposed_float32", 45, 1, 0},
 		// Adapters' first products of many rows: a chain of tiles 64 deep with a barrier each, 16 columns of the inner axis in about 58 ns.
 		class{"product_32x32,product_transposed_32x32", 250, 1, 0.058},
-		// Few rows: what the second-level cache gives, up to three times the weights' bytes, is counted by tiles; an expert's small tiles, of which the host does not know which are empty, are taken to reach two thirds of the memory.
+		// Few rows: what the second-level cache gives, up to three times the weights' bytes, is counted by tiles; an expert's small tiles, of which the
+		// host does not know which are empty, are taken to reach two thirds of the memory.
 		class{"product_", 250, 1, 0.02}, class{"routed", 100, 0.65, 0.02},
-		// Adapters' gradients: 128 multiply-adds in 162 instructions, 75 % of 67 TFLOP/s where all multiprocessors have a block; a row of the chain takes 28 ns.
+		// Adapters' gradients: 128 multiply-adds in 162 instructions, 75 % of 67 TFLOP/s where all multiprocessors have a block; a row of the chain takes
+		// 28 ns.
 		class{"outer_", 50, 1, 0.028},
 		// With exp computed before it is selected; without, 215.
-		class{"tensor_attention_few,tensor_attention_part", 100, 0.8, 0}, class{"tensor_attention_backward_keys", 150, 1, 0}, class{"tensor_attention_backward_queries", 140, 1, 0}, class{"tensor_attention", 300, 1, 0},
+		class{"tensor_attention_few,tensor_attention_part", 100, 0.8, 0}, class{"tensor_attention_backward_keys", 150, 1,
+			0}, class{"tensor_attention_backward_queries", 140, 1, 0}, class{"tensor_attention", 300, 1, 0},
 		class{"attention", 20, 0.8, 0}, // float32
 		// A token of one sequence is one chain of operations. Gradients are float32 without tensor cores, in blocks that are few.
 		class{"delta_rule", 25, 1, 0.11}, class{"delta_across", 20, 1, 0.05}, class{"delta", 20, 1, 0}, class{"conv", 30, 1, 0},
 	)
 	ampere := memory(
 		// mma.sync is all there is: 64 % of 312 in large tiles.
-		class{"product_128x128,product_transposed_128x128", 200, 1, 0}, class{"routed_128x128,routed_transposed_128x128", 150, 1, 0}, class{"routed_64x96,routed_transposed_64x96", 100, 0.65, 0.025},
+		class{"product_128x128,product_transposed_128x128", 200, 1, 0}, class{"routed_128x128,routed_transposed_128x128", 150, 1,
+			0}, class{"routed_64x96,routed_transposed_64x96", 100, 0.65, 0.025},
 		class{"product_e4m3_128x128,product_e4m3_transposed_128x128", 130, 1, 0}, class{"routed_e4m3_128x128,routed_e4m3_transposed_128x128", 100, 1, 0},
 		class{"product_float32,product_transposed_float32,routed_float32,routed_transposed_float32", 13, 1, 0},
-		class{"product_32x32,product_transposed_32x32", 150, 1, 0.07}, class{"product_", 150, 1, 0.025}, class{"routed", 60, 0.65, 0.025}, class{"outer_", 14.5, 1, 0.035},
-		class{"tensor_attention_few,tensor_attention_part", 70, 0.8, 0}, class{"tensor_attention_backward_keys", 90, 1, 0}, class{"tensor_attention_backward_queries", 85, 1, 0}, class{"tensor_attention", 160, 1, 0},
+		class{"product_32x32,product_transposed_32x32", 150, 1, 0.07}, class{"product_", 150, 1, 0.025}, class{"routed", 60, 0.65,
+			0.025}, class{"outer_", 14.5, 1, 0.035},
+		class{"tensor_attention_few,tensor_attention_part", 70, 0.8, 0}, class{"tensor_attention_backward_keys", 90, 1,
+			0}, class{"tensor_attention_backward_queries", 85, 1, 0}, class{"tensor_attention", 160, 1, 0},
 		class{"attention", 6, 0.8, 0}, class{"delta_rule", 7, 1, 0.14}, class{"delta_across", 6, 1, 0.065}, class{"delta", 6, 1, 0}, class{"conv", 9, 1, 0},
 	)
-	// Kernels are the ones for sm_80, which know neither wgmma nor tcgen05: what Hopper's mma.sync is expected to reach, times 148 / 132 multiprocessors. The share of this memory is the same only where as many bytes are under way.
+	// Kernels are the ones for sm_80, which know neither wgmma nor tcgen05: what Hopper's mma.sync is expected to reach, times 148 / 132 multiprocessors.
+	// The share of this memory is the same only where as many bytes are under way.
 	blackwell := memory(
-		class{"product_128x128,product_transposed_128x128", 370, 1, 0}, class{"routed_128x128,routed_transposed_128x128", 280, 1, 0}, class{"routed_64x96,routed_transposed_64x96", 170, 0.5, 0.02},
+		class{"product_128x128,product_transposed_128x128", 370, 1, 0}, class{"routed_128x128,routed_transposed_128x128", 280, 1,
+			0}, class{"routed_64x96,routed_transposed_64x96", 170, 0.5, 0.02},
 		class{"product_e4m3_128x128,product_e4m3_transposed_128x128", 220, 1, 0}, class{"routed_e4m3_128x128,routed_e4m3_transposed_128x128", 170, 1, 0},
 		class{"product_float32,product_transposed_float32,routed_float32,routed_transposed_float32", 50, 1, 0},
-		class{"product_32x32,product_transposed_32x32", 280, 1, 0.058}, class{"product_", 280, 1, 0.02}, class{"routed", 110, 0.5, 0.02}, class{"outer_", 56, 1, 0.028},
-		class{"tensor_attention_few,tensor_attention_part", 110, 0.6, 0}, class{"tensor_attention_backward_keys", 165, 1, 0}, class{"tensor_attention_backward_queries", 155, 1, 0}, class{"tensor_attention", 320, 1, 0},
+		class{"product_32x32,product_transposed_32x32", 280, 1, 0.058}, class{"product_", 280, 1, 0.02}, class{"routed", 110, 0.5,
+			0.02}, class{"outer_", 56, 1, 0.028},
+		class{"tensor_attention_few,tensor_attention_part", 110, 0.6, 0}, class{"tensor_attention_backward_keys", 165, 1,
+			0}, class{"tensor_attention_backward_queries", 155, 1, 0}, class{"tensor_attention", 320, 1, 0},
 		class{"attention", 22, 0.6, 0}, class{"delta_rule", 28, 1, 0.11}, class{"delta_across", 22, 1, 0.05}, class{"delta", 22, 1, 0}, class{"conv", 33, 1, 0},
 	)
 	// Copies reach nine tenths of what is stated, on the A100 a little less.
@@ -124,7 +137,8 @@ func (g *gpu) seconds(l cudart.Launch) (seconds float64, bound string) {
 	for _, part := range []struct {
 		bound   string
 		seconds float64
-	}{{boundMemory, l.Bytes / (g.copies * c.share * 1e9)}, {boundOperations, ratio(l.FLOP, c.flop*1e12*g.filled(l))}, {boundChain, float64(l.Steps) * c.step * 1e-6}, {boundCache, g.cached(l)}} {
+	}{{boundMemory, l.Bytes / (g.copies * c.share * 1e9)}, {boundOperations, ratio(l.FLOP, c.flop*1e12*g.filled(l))}, {boundChain,
+		float64(l.Steps) * c.step * 1e-6}, {boundCache, g.cached(l)}} {
 		if part.seconds > work {
 			work, bound = part.seconds, part.bound
 		}

@@ -46,7 +46,8 @@ const (
 	expertsTensor   = ".mlp.experts."
 )
 
-// bytes is what a decoding step of so many tokens reads of the weights, in bfloat16: all but an embedding that is not the head, and of experts those that are chosen.
+// bytes is what a decoding step of so many tokens reads of the weights, in bfloat16: all but an embedding that is not the head, and of experts those that
+// are chosen.
 func (s shape) bytes(tokens int) (int64, error) {
 	all, err := s.matrices()
 	var n float64
@@ -108,7 +109,8 @@ func (s shape) provide(dir string) error {
 	return os.Rename(part, dir)
 }
 
-// write writes a model directory with random weights in bfloat16, ±[2⁻⁶, 2⁻⁵) in matrices and 1 in norms and biases, in as many files at once as there are processors.
+// write writes a model directory with random weights in bfloat16, ±[2⁻⁶, 2⁻⁵) in matrices and 1 in norms and biases, in as many files at once as there are
+// processors.
 func (s shape) write(dir string, config []byte) error {
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), config, 0o600); err != nil {
 		return err
@@ -122,7 +124,8 @@ func (s shape) write(dir string, config []byte) error {
 	slices.SortStableFunc(all, func(a, b matrix) int { return cmp.Compare(b.elements(), a.elements()) })
 	for i, m := range all { // the largest first, each to the file that has least
 		k := slices.Index(sizes, slices.Min(sizes))
-		files[k] = append(files[k], safetensors.Source{Name: m.name, DType: "BF16", Shape: m.shape, Write: func(w io.Writer) error { return pattern.write(w, i, m.shape) }})
+		files[k] = append(files[k], safetensors.Source{Name: m.name, DType: "BF16", Shape: m.shape,
+			Write: func(w io.Writer) error { return pattern.write(w, i, m.shape) }})
 		sizes[k] += m.elements()
 		place[m.name] = shardName(k, len(files))
 	}
@@ -156,7 +159,8 @@ func (m matrix) elements() int {
 	return n
 }
 
-// pattern is random elements that tensors take theirs from, in turn and from another place each. Their number is a prime, so no two rows of a matrix are the same, and copying them takes no longer than writing.
+// pattern is random elements that tensors take theirs from, in turn and from another place each. Their number is a prime, so no two rows of a matrix are
+// the same, and copying them takes no longer than writing.
 type pattern struct{ elements []byte }
 
 func newPattern() *pattern {

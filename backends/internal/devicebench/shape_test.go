@@ -24,7 +24,8 @@ func smallFamilies(t *testing.T) []shape {
 		if text, ok := c["text_config"].(map[string]any); ok {
 			c = text
 		}
-		for name, value := range map[string]int{"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128, "num_experts": 8, "num_local_experts": 8,
+		for name, value := range map[string]int{"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32, "num_attention_heads": 4,
+			"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128, "num_experts": 8, "num_local_experts": 8,
 			"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16} {
 			if _, has := c[name]; has {
 				c[name] = value
@@ -38,7 +39,8 @@ func smallFamilies(t *testing.T) []shape {
 	return append(all, tiny.Shape)
 }
 
-// Every family's model is written from its configuration alone, in a form that loads: no tensor is missing and none is too many. No two rows of a matrix are equal, and no two matrices begin alike.
+// Every family's model is written from its configuration alone, in a form that loads: no tensor is missing and none is too many. No two rows of a matrix
+// are equal, and no two matrices begin alike.
 func TestProvide(t *testing.T) {
 	for _, s := range smallFamilies(t) {
 		t.Run(s.Name, func(t *testing.T) {

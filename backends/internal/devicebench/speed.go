@@ -25,7 +25,8 @@ func (b *bench) speed(ctx context.Context, found func(result)) error {
 		return err
 	}
 	tokens := float64(b.Sequences * b.Length)
-	r := result{Shape: b.Shape.Name, What: fmt.Sprintf("forward and backward, %d sequences of %d tokens, rank %d", b.Sequences, b.Length, b.Rank), Goal: b.Train, Predicted: expected.training()}
+	r := result{Shape: b.Shape.Name, What: fmt.Sprintf("forward and backward, %d sequences of %d tokens, rank %d", b.Sequences, b.Length, b.Rank),
+		Goal: b.Train, Predicted: expected.training()}
 	r.Measured = fmt.Sprintf("%.0f tok/s%s; %s", tokens/one.Seconds(), expected.utilization(tokens/one.Seconds()), passes)
 	if b.Kernels {
 		if r.Kernels, err = b.trainingKernels(ctx, expected, passes); err != nil {
@@ -37,7 +38,8 @@ func (b *bench) speed(ctx context.Context, found func(result)) error {
 	if err != nil {
 		return err
 	}
-	r = result{Shape: b.Shape.Name, What: fmt.Sprintf("decoding %d sequences after %d tokens", b.Streams, b.Context), Goal: b.Decode, Predicted: expected.decoding()}
+	r = result{Shape: b.Shape.Name, What: fmt.Sprintf("decoding %d sequences after %d tokens", b.Streams, b.Context), Goal: b.Decode,
+		Predicted: expected.decoding()}
 	if r.Measured, err = b.decodingRate(single); err != nil {
 		return err
 	}
@@ -74,7 +76,8 @@ func (b *bench) speed(ctx context.Context, found func(result)) error {
 	return nil
 }
 
-// decodingRate says how fast so many tokens a second are, and what share of the memory's speed that is. A step reads the weights once, and every sequence's keys and values.
+// decodingRate says how fast so many tokens a second are, and what share of the memory's speed that is. A step reads the weights once, and every sequence's
+// keys and values.
 func (b *bench) decodingRate(tokens float64) (string, error) {
 	weights, err := b.Shape.bytes(b.Streams)
 	if err != nil {
@@ -111,7 +114,8 @@ func (b *bench) decodeOnce(ctx context.Context, adapters []string) (float64, err
 	var times []time.Time
 	var begin, end time.Time
 	err := together(b.Streams, func(i int) error {
-		q := plugins.SampleRequest{ID: fmt.Sprint("stream ", i), Adapter: adapters[i%len(adapters)], Version: plugins.LatestVersion, Prompt: b.tokens(uint64(1000+i), b.Context), NumSamples: 1, MaxTokens: b.Generated,
+		q := plugins.SampleRequest{ID: fmt.Sprint("stream ", i), Adapter: adapters[i%len(adapters)], Version: plugins.LatestVersion,
+			Prompt: b.tokens(uint64(1000+i), b.Context), NumSamples: 1, MaxTokens: b.Generated,
 			Temperature: 1, TopP: 1, RepetitionPenalty: 1, Seed: uint64(i)}
 		begun := false
 		return b.Sample(ctx, q, func(e plugins.SampleEvent) error {

@@ -10,8 +10,9 @@ import (
 	"github.com/tinsmith/tinsmith/cudart"
 )
 
-// NewAbsent opens a GPU that need not be there, of a kind that cudart.AbsentGPUs names. It chooses kernels as a real one would whose check of warpgroups, where it has them, has found equal bits, computes nothing (dry.Is), and
-// counts what it would launch: launches gives that since its last call. The caller closes the device.
+// NewAbsent opens a GPU that need not be there, of a kind that cudart.AbsentGPUs names. It chooses kernels as a real one would whose check of warpgroups,
+// where it has them, has found equal bits, computes nothing (dry.Is), and counts what it would launch: launches gives that since its last call. The caller
+// closes the device.
 func NewAbsent(kind string) (d tensor.Device, launches func() []cudart.Launch, err error) {
 	ordinal := slices.Index(cudart.AbsentGPUs(), kind)
 	if ordinal < 0 {
