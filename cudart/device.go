@@ -40,7 +40,7 @@ type Device struct {
 	fetches         fetches
 	recorder        recorder
 	times           times
-	aside           bool // what is put into the stream goes into the second one; see Aside
+	aside           bool     // what is put into the stream goes into the second one; see Aside
 	counted         []Launch // see Absent
 }
 
