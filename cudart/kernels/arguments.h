@@ -18,7 +18,7 @@ enum {
   SUM_LANES = 16,        // threads that take it
   SUM_PIECES = 16,       // pieces of a block
   NARROW_ROW = 256,      // rows up to this many columns are one warp's in the norms
-  FLOAT32 = 1, BFLOAT16 = 2, FLOAT16 = 3, E4M3 = 4,
+  FLOAT32 = 1, BFLOAT16 = 2, FLOAT16 = 3, E4M3 = 4, BFLOAT16_BLOCKS = 5, // see bulk_arguments.h
   E4M3_ROWS = 32,        // of a weight in eight bits that have scales in common, see e4m3.h
   FEW_ROUTED = 2,        // routed products that come with the arguments of a launch
   MOST_PRODUCTS = 6,     // of one launch: of q, k and v, and of their adapters
@@ -237,3 +237,5 @@ typedef struct {
 
 #include "recurrence_arguments.h"
 #include "e4m3_arguments.h"
+
+#include "bulk_arguments.h"

@@ -3,7 +3,7 @@ package kernels
 
 import "embed"
 
-// Sources are all files of the kernels, in one folder: kernels.cu includes all but warpgroup.cu, which is a module of its own.
+// Sources are all files of the kernels, in one folder: kernels.cu includes all but warpgroup.cu and bulk.cu, which are modules of their own.
 //
 //go:embed *.cu *.h
 var Sources embed.FS

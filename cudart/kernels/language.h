@@ -17,9 +17,12 @@
 #define UNROLL_2 _Pragma("unroll 2")
 #define UNROLL_4 _Pragma("unroll 4")
 #define INLINE static __device__ inline __attribute__((always_inline))
+#define INLINE_MEMBER __device__ inline __attribute__((always_inline))
 #define KERNEL(name, threads, arguments) extern "C" __attribute__((global)) void __attribute__((launch_bounds(threads))) name(const arguments a)
 // KERNEL_BLOCKS is KERNEL of which a multiprocessor has room for so many blocks: so many registers are there to be used.
 #define KERNEL_BLOCKS(name, threads, blocks, arguments) extern "C" __attribute__((global)) void __attribute__((launch_bounds(threads, blocks))) name(const arguments a)
+// KERNEL_CLUSTER is KERNEL whose blocks run in clusters of so many, beside each other in x. clang 19 has no word for that: make.sh writes it into the PTX.
+#define KERNEL_CLUSTER(name, threads, blocks, arguments) KERNEL(name, threads, arguments)
 #define SHARED(type, name) __shared__ type name
 // Shared memory whose size the launch says.
 #define DYNAMIC_SHARED(type, name) \

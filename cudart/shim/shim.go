@@ -72,21 +72,13 @@ func Directory(ctx context.Context, o Options) (string, error) {
 	}
 	cache = filepath.Join(cache, "tinsmith")
 	fmt.Fprintln(h, compiler, string(version), flags, cache)
-	files := map[string][]byte{}
-	for _, from := range []fs.FS{sources, kernels.Sources} {
-		err := fs.WalkDir(from, ".", func(path string, e fs.DirEntry, err error) error {
-			if err != nil || e.IsDir() {
-				return err
-			}
-			data, err := fs.ReadFile(from, path)
-			files[filepath.Base(path)] = data
-			fmt.Fprintln(h, path, len(data))
-			h.Write(data)
-			return err
-		})
-		if err != nil {
-			return "", err
-		}
+	err = eachSource(func(path string, data []byte) error {
+		fmt.Fprintln(h, path, len(data))
+		h.Write(data)
+		return nil
+	})
+	if err != nil {
+		return "", err
 	}
 	dir := filepath.Join(cache, "cuda-shim-"+hex.EncodeToString(h.Sum(nil)[:8]))
 	built := func() bool {
@@ -112,10 +104,8 @@ func Directory(ctx context.Context, o Options) (string, error) {
 		return "", err
 	}
 	defer os.RemoveAll(work)
-	for name, data := range files {
-		if err := os.WriteFile(filepath.Join(work, name), data, 0o600); err != nil {
-			return "", err
-		}
+	if err := writeSources(work); err != nil {
+		return "", err
 	}
 	if err := os.Mkdir(filepath.Join(work, libraryFolder), 0o700); err != nil {
 		return "", err
@@ -125,7 +115,7 @@ func Directory(ctx context.Context, o Options) (string, error) {
 		name      string
 		arguments []string
 	}{
-		{"libcuda.so.1", []string{"-Wl,-soname," + filepath.Join(dir, "libcuda.so.1"), "-x", "c++", "kernels.cu", "warpgroup.cu", "shim.cpp", "streams.cpp", "driver.cpp"}},
+		{"libcuda.so.1", []string{"-Wl,-soname," + filepath.Join(dir, "libcuda.so.1"), "-x", "c++", "kernels.cu", "warpgroup.cu", "bulk.cu", "shim.cpp", "bulk.cpp", "streams.cpp", "driver.cpp"}},
 		{"libnccl.so.2", []string{"nccl.cpp", "-L.", "-l:libcuda.so.1"}},
 		{libraryFolder + "/libcublasLt.so.12", []string{"cublaslt.cpp", "-L.", "-l:libcuda.so.1"}},
 	} {
@@ -145,6 +135,33 @@ func Directory(ctx context.Context, o Options) (string, error) {
 		}
 	}
 	return dir, nil
+}
+
+// eachSource gives f each file of the libraries and of the kernels.
+func eachSource(f func(path string, data []byte) error) error {
+	for _, from := range []fs.FS{sources, kernels.Sources} {
+		err := fs.WalkDir(from, ".", func(path string, e fs.DirEntry, err error) error {
+			if err != nil || e.IsDir() {
+				return err
+			}
+			data, err := fs.ReadFile(from, path)
+			if err != nil {
+				return err
+			}
+			return f(path, data)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeSources writes all of them into one folder.
+func writeSources(dir string) error {
+	return eachSource(func(path string, data []byte) error {
+		return os.WriteFile(filepath.Join(dir, filepath.Base(path)), data, 0o600)
+	})
 }
 
 func findCompiler() (string, error) {

@@ -1,13 +1,11 @@
 // Fibers, barriers and what else shim.h declares. One launch runs at a time.
-#include "shim.h"
+#include "fibers.h"
 
+#include <cstdarg>
+#include <cstdio>
 #include <cstdlib>
-#include <memory>
-#include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
-#else
-#include <ucontext.h>
 #endif
 
 namespace shim {
@@ -17,61 +15,29 @@ int thread_index;
 void *dynamic_shared;
 
 static Kernel *kernels;
-Kernel::Kernel(const char *n, int t, unsigned b, void (*r)(const void *)) : name(n), threads(t), bytes(b), run(r), next(kernels) { kernels = this; }
+Kernel::Kernel(const char *n, int t, unsigned c, unsigned b, void (*r)(const void *)) : name(n), threads(t), cluster(c), bytes(b), run(r), next(kernels) { kernels = this; }
 const Kernel *find(const char *name) {
   for (const Kernel *k = kernels; k; k = k->next)
     if (!strcmp(k->name, name)) return k;
   return nullptr;
 }
 
+std::vector<Fiber> fibers;
+size_t live;
+std::vector<Block> blocks;
+Fiber *current;
+Barrier cluster_whole;
+unsigned cluster_alive, shared_bytes;
+bool moved;
+
 namespace {
-struct Copy {
-  void *to;
-  const void *from;
-  bool wanted;
-  int group;
-  bool done;
-};
-struct Product {
-  float *d;
-  int columns;
-  Matrix a, b;
-  int group;
-};
-// A barrier of a number of threads: those who come wait for the next turn.
-struct Barrier {
-  unsigned arrived, turn;
-};
-struct Fiber {
-  std::unique_ptr<char[]> stack;
-#if defined(__x86_64__)
-  void *sp;
-#else
-  ucontext_t context;
-#endif
-  bool done;
-  const Barrier *at; // which it waits at while this is its turn
-  unsigned turn;
-  unsigned exchanges;
-  int groups; // of copies committed
-  std::vector<Copy> copies;
-  bool hidden, begun; // copies have arrived that products may not see yet; begin_products was called
-  int product_groups; // ended
-  std::vector<Product> products;
-};
 constexpr size_t stack_bytes = 128 << 10;
 
-std::vector<Fiber> fibers;
 std::vector<int> turns; // the order of threads in this round
 size_t place; // of the running one
-Fiber *current;
-Barrier whole, warps[32];
-unsigned warp_alive[32], alive;
-Slot slots[32][2][32];
 uint64_t chance; // for what may happen early or late; 0: always late
 bool late; // products are computed when they are waited for
-const char *misuse; // what a kernel did wrong
-bool moved; // in this round some thread passed a barrier or ended
+char wrong_text[2000]; // what a kernel did wrong
 const Kernel *running;
 const void *arguments;
 
@@ -94,36 +60,55 @@ void to_other(Fiber &from, Fiber &f) { swapcontext(&from.context, &f.context); }
 Fiber *next_of_round() {
   for (; place < turns.size(); place++) {
     Fiber &f = fibers[turns[place]];
-    if (f.done || (f.at && f.at->turn == f.turn)) continue;
-    current = &f, thread_index = turns[place++];
+    if (f.held()) continue;
+    place++;
+    current = &f, thread_index = f.thread, block = blocks[f.block].index, dynamic_shared = blocks[f.block].shared;
     return current;
   }
   return nullptr;
 }
 
-// give_way has the others of the round go on, and is back in another one.
+} // namespace
+
+void misuse(const char *format, ...) {
+  if (wrong_text[0]) return;
+  int n = snprintf(wrong_text, sizeof wrong_text, "warp %d of block (%u, %u, %u): ", current->thread / 32, blocks[current->block].index.x, blocks[current->block].index.y, blocks[current->block].index.z);
+  va_list all;
+  va_start(all, format);
+  vsnprintf(wrong_text + n, sizeof wrong_text - (size_t)n, format, all);
+  va_end(all);
+}
+bool misused() { return wrong_text[0]; }
+
+// give_way is back in another round.
 void give_way() {
   Fiber &me = *current;
   if (Fiber *next = next_of_round()) to_other(me, *next);
   else to_scheduler(me);
 }
 
+namespace {
+void one_less(Barrier &b, unsigned &alive) {
+  if (--alive && b.arrived == alive) b.arrived = 0, b.turn++;
+}
+
 void run_thread() {
   running->run(arguments);
-  if (!current->products.empty()) misuse = "a thread ended with products under way";
+  if (!current->products.empty()) misuse("a thread ended with products under way");
   // What waits for all threads does not wait for one that has ended.
   current->done = moved = true;
-  unsigned w = thread_index / 32;
-  if (--alive && whole.arrived == alive) whole.arrived = 0, whole.turn++;
-  if (--warp_alive[w] && warps[w].arrived == warp_alive[w]) warps[w].arrived = 0, warps[w].turn++;
+  Block &own = blocks[current->block];
+  one_less(own.whole, own.alive);
+  one_less(own.warps[thread_index / 32], own.warp_alive[thread_index / 32]);
+  one_less(cluster_whole, cluster_alive);
   give_way();
   abort(); // an ended fiber is never resumed
 }
 
 void prepare(Fiber &f) {
   if (!f.stack) f.stack.reset(new char[stack_bytes]);
-  f.done = f.hidden = f.begun = false, f.at = nullptr, f.exchanges = 0, f.groups = f.product_groups = 0;
-  f.copies.clear(), f.products.clear();
+  f.done = f.hidden = f.begun = false, f.at = nullptr, f.waits = nullptr, f.exchanges = 0, f.groups = f.product_groups = 0;
+  f.copies.clear(), f.products.clear(), f.seen.clear();
 #if defined(__x86_64__)
   const size_t apart = (&f - fibers.data()) * 320 % 4096; // stacks that begin at one place of a page would lie in the same sets of the caches
   void **s = (void **)(((uintptr_t)f.stack.get() + stack_bytes - apart) & ~(uintptr_t)63);
@@ -139,6 +124,8 @@ void prepare(Fiber &f) {
   makecontext(&f.context, run_thread, 0);
 #endif
 }
+
+} // namespace
 
 void wait_at(Barrier &b, unsigned count) {
   const unsigned turn = b.turn;
@@ -156,14 +143,19 @@ uint64_t next_random(uint64_t &s) {
   s ^= s << 13, s ^= s >> 7, s ^= s << 17;
   return s;
 }
-} // namespace
 
-void block_barrier() { wait_at(whole, alive); }
-void warp_barrier() { wait_at(warps[thread_index / 32], warp_alive[thread_index / 32]); }
+void block_barrier() {
+  Block &own = blocks[current->block];
+  wait_at(own.whole, own.alive);
+}
+void warp_barrier() {
+  Block &own = blocks[current->block];
+  wait_at(own.warps[thread_index / 32], own.warp_alive[thread_index / 32]);
+}
 
 // Two places per lane take turns: one may be written again after a barrier at which all have read it.
 const Slot *exchange(const void *mine, unsigned size) {
-  auto &place = slots[thread_index / 32][current->exchanges++ & 1];
+  auto &place = blocks[current->block].slots[thread_index / 32][current->exchanges++ & 1];
   memcpy(place[thread_index & 31], mine, size);
   warp_barrier();
   return place;
@@ -176,7 +168,7 @@ static void perform(Copy &x) {
   else memset(x.to, 0, 16);
 }
 void copy_later(void *to, const void *from, bool wanted) {
-  if (((uintptr_t)to | (uintptr_t)from) % 16) misuse = "a copy of 16 bytes from or to an address that is no multiple of 16"; // a fault on a device, also of one that is not wanted
+  if (((uintptr_t)to | (uintptr_t)from) % 16) misuse("a copy of 16 bytes from or to an address that is no multiple of 16"); // a fault on a device, also of one that is not wanted
   current->copies.push_back({to, from, wanted, current->groups, false});
   if (chance && next_random(chance) & 1) perform(current->copies.back());
 }
@@ -225,8 +217,9 @@ void multiply(const Product &p) {
 void publish() { current->hidden = false; }
 void begin_products() { current->begun = true; }
 void multiply_later(float *d, int columns, const Matrix &a, const Matrix &b) {
-  if (current->hidden) misuse = "a product after copies that were not published";
-  if (!current->begun) misuse = "a product without begin_products";
+  if (current->hidden) misuse("a product after copies that were not published");
+  if (!current->begun) misuse("a product without begin_products");
+  products_may_read(a, b, columns);
   current->products.push_back({d, columns, a, b, current->product_groups});
   if (!late) multiply(current->products.back());
 }
@@ -239,41 +232,68 @@ void wait_for_products(int newest) {
     else if (late) multiply(p);
   }
   all.resize(kept);
+  warp_barrier(); // a warp waits as one
 }
 
-const char *launch(const Kernel *k, Index g, int threads, unsigned shared_bytes, const void *args, uint64_t order) {
+namespace {
+// run_cluster runs the blocks that begin with one.
+void run_cluster(Index first, int threads, uint64_t &order) {
+  cluster_alive = 0, cluster_whole = {};
+  begin_cluster();
+  for (unsigned r = 0; r < blocks.size(); r++) {
+    Block &b = blocks[r];
+    memset(b.shared, 0xff, shared_bytes);
+    b.index = {first.x + r, first.y, first.z};
+    b.alive = (unsigned)threads, b.whole = {};
+    for (int w = 0; w < threads / 32; w++) b.warps[w] = {}, b.warp_alive[w] = 32;
+    for (int i = 0; i < threads; i++) {
+      Fiber &f = fibers[r * (size_t)threads + (size_t)i];
+      f.block = r, f.thread = i;
+      prepare(f);
+    }
+    cluster_alive += (unsigned)threads;
+  }
+  while (cluster_alive && !misused()) {
+    if (order)
+      for (uint64_t i = turns.size() - 1; i > 0; i--) std::swap(turns[i], turns[(next_random(order) >> 32) * (i + 1) >> 32]);
+    moved = false, place = 0;
+    if (Fiber *first = next_of_round()) to_fiber(*first);
+    if (misused()) return;
+    // Copies arrive when nobody can go on without them, or earlier.
+    if (order && next_random(order) % 4 == 0) copy_arrives(&order);
+    if (moved || copy_arrives(order ? &order : nullptr)) continue;
+    tell_deadlock();
+    if (!misused()) snprintf(wrong_text, sizeof wrong_text, "deadlock: some threads wait at a barrier that the others never reach");
+  }
+  if (!misused()) end_cluster();
+}
+} // namespace
+
+const char *launch(const Kernel *k, Index g, int threads, unsigned bytes, const void *args, uint64_t order) {
   if (threads != k->threads || threads % 32 || threads > 1024) return "a block has another number of threads than the kernel says";
-  std::unique_ptr<char[]> shared(new char[shared_bytes ? shared_bytes : 1]);
-  dynamic_shared = shared.get();
-  running = k, arguments = args, grid = g, late = order != 0, chance = order, misuse = nullptr;
-  if (fibers.size() < (size_t)threads) fibers.resize(threads);
-  turns.resize(threads);
-  for (int i = 0; i < threads; i++) turns[i] = i;
+  if (g.x % k->cluster) return "a grid whose first side is no multiple of a cluster";
+  // Shared memory begins at the same place of the swizzle's pattern in all blocks of a cluster, and not where the pattern begins.
+  const size_t apart = (bytes + 2 * 1024) / 1024 * 1024;
+  std::unique_ptr<unsigned char[]> shared(new unsigned char[apart * k->cluster + 2048]);
+  unsigned char *from = shared.get() + (-(uintptr_t)shared.get() & 1023) + 16;
+  shared_bytes = bytes, running = k, arguments = args, grid = g, late = order != 0, chance = order, wrong_text[0] = 0;
+  blocks.resize(k->cluster);
+  for (Block &b : blocks) b.shared = from, from += apart;
+  live = (size_t)threads * k->cluster;
+  if (fibers.size() < live) fibers.resize(live);
+  turns.resize(live);
+  for (size_t i = 0; i < turns.size(); i++) turns[i] = (int)i;
 #if defined(__x86_64__)
   const unsigned control = _mm_getcsr();
   _mm_setcsr(control | 0x8040); // denormals are zero, as the GPU code is built
 #endif
-  const char *wrong = nullptr;
-  for (block.z = 0; block.z < g.z && !wrong; block.z++)
-    for (block.y = 0; block.y < g.y && !wrong; block.y++)
-      for (block.x = 0; block.x < g.x && !wrong; block.x++) {
-        memset(shared.get(), 0xff, shared_bytes);
-        alive = threads, whole = {};
-        for (int w = 0; w < threads / 32; w++) warps[w] = {}, warp_alive[w] = 32;
-        for (int i = 0; i < threads; i++) prepare(fibers[i]);
-        while (alive && !wrong) {
-          if (order)
-            for (uint64_t i = threads - 1; i > 0; i--) std::swap(turns[i], turns[(next_random(order) >> 32) * (i + 1) >> 32]);
-          moved = false, place = 0;
-          if (Fiber *first = next_of_round()) to_fiber(*first);
-          if (misuse) wrong = misuse;
-          else if (!moved) wrong = "deadlock: some threads wait at a barrier that the others never reach";
-        }
-      }
+  for (Index at = {0, 0, 0}; at.z < g.z && !misused(); at.z++)
+    for (at.y = 0; at.y < g.y && !misused(); at.y++)
+      for (at.x = 0; at.x < g.x && !misused(); at.x += k->cluster) run_cluster(at, threads, order);
 #if defined(__x86_64__)
   _mm_setcsr(control);
 #endif
-  return wrong;
+  return misused() ? wrong_text : nullptr;
 }
 
 namespace {

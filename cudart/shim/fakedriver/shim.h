@@ -1,6 +1,9 @@
 // The kernels' language on the CPU: the words of language.h with one fiber per CUDA thread. It is for tests: blocks run one after another and barriers are switches
 // between fibers, in an order that a seed decides, so that a missing barrier shows. It knows no kernel and no driver.
 //
+// The blocks of a cluster run beside each other, and bulk copies come one by one whenever a block waits for them, or before. What bulk copies, mbarriers and products are used for wrongly ends the launch with a text that says which warp did
+// what (bulk.cpp): stricter than hardware, a thread may only multiply what it has itself waited for, and may not miss a phase of a barrier that it waits at.
+//
 // What stands in for hardware: copy_async copies when it is waited for, not before, or in a random order of threads also at once; shared memory of a launch is filled with NaN before each block; multiply_16x8x16 computes
 // in integers what Hopper's tensor cores are reported to compute; products of warpgroups read shared memory when they are begun, or when they are waited for where threads run in a random order, by the
 // pattern that the PTX manual defines.
@@ -10,6 +13,7 @@
 #include <cstring>
 
 #define INLINE static inline
+#define INLINE_MEMBER inline
 #define UNROLL
 #define UNROLL_1
 #define UNROLL_2
@@ -17,10 +21,11 @@
 #define SHARED(type, name) static type name
 #define DYNAMIC_SHARED(type, name) type *name = (type *)shim::dynamic_shared
 // A kernel enters itself into the table that launches look in.
-#define KERNEL(name, threads, arguments) \
+#define KERNEL_CLUSTER(name, threads, blocks, arguments) \
   extern "C" void name(const arguments a); \
-  static const shim::Kernel name##_kernel(#name, threads, sizeof(arguments), [](const void *p) { name(*(const arguments *)p); }); \
+  static const shim::Kernel name##_kernel(#name, threads, blocks, sizeof(arguments), [](const void *p) { name(*(const arguments *)p); }); \
   extern "C" void name(const arguments a)
+#define KERNEL(name, threads, arguments) KERNEL_CLUSTER(name, threads, 1, arguments)
 #define KERNEL_BLOCKS(name, threads, blocks, arguments) KERNEL(name, threads, arguments)
 
 namespace shim {
@@ -32,16 +37,17 @@ extern int thread_index;
 extern void *dynamic_shared;
 
 struct Kernel {
-  Kernel(const char *name, int threads, unsigned bytes, void (*run)(const void *arguments));
+  Kernel(const char *name, int threads, unsigned cluster, unsigned bytes, void (*run)(const void *arguments));
   const char *name;
   int threads;
+  unsigned cluster; // blocks of one, beside each other in x; such a kernel has no SHARED
   unsigned bytes; // of the arguments
   void (*run)(const void *arguments);
   Kernel *next;
 };
 const Kernel *find(const char *name);
 
-// launch runs every block. order 0 lets threads run in their order, another number in a random one. The result is null, or what went wrong: a deadlock, a block of another size.
+// launch runs every block. order 0 lets threads run in their order, another number in a random one. The result is null, or what went wrong, until the next launch: a deadlock, a block of another size.
 const char *launch(const Kernel *k, Index grid, int threads, unsigned shared_bytes, const void *arguments, uint64_t order);
 
 void block_barrier();
@@ -64,6 +70,15 @@ void multiply_later(float *d, int columns, const Matrix &a, const Matrix &b);
 void end_products();
 void wait_for_products(int newest);
 float sum_of_products(const uint16_t *a, const uint16_t *b, float c); // 16 of each
+
+// Of bulk.h; blocks are ranks in the cluster.
+unsigned cluster_rank();
+void cluster_barrier();
+void *in_block(void *p, unsigned block);
+void mbarrier_init(const void *at, unsigned count);
+void mbarrier_arrive(const void *at, unsigned bytes); // which it expects from then on
+void mbarrier_wait(const void *at, unsigned parity);
+void copy_bulk(void *to, const void *from, unsigned bytes, const void *barrier, unsigned blocks);
 } // namespace shim
 
 static inline int thread() { return shim::thread_index; }
@@ -161,3 +176,22 @@ static inline int64_t fresh(int64_t v) { return v; }
 template <bool down, int n> static inline void multiply_group(float (&d)[n], const shared_matrix &a, const shared_matrix &b) {
   shim::multiply_later(d, 2 * n, a, {b.at, b.leading, b.stride, down});
 }
+
+// The words of bulk.h.
+typedef uint64_t mbarrier;
+static inline unsigned cluster_rank() { return shim::cluster_rank(); }
+static inline void cluster_barrier() { shim::cluster_barrier(); }
+static inline void mbarrier_init(mbarrier *b, unsigned count) { shim::mbarrier_init(b, count); }
+static inline void mbarrier_init_done() {}
+static inline void mbarrier_arrive(mbarrier *b) { shim::mbarrier_arrive(b, 0); }
+static inline void mbarrier_arrive_in(mbarrier *b, unsigned block) { shim::mbarrier_arrive(shim::in_block(b, block), 0); }
+static inline void mbarrier_arrive_expect(mbarrier *b, unsigned bytes) { shim::mbarrier_arrive(b, bytes); }
+static inline void mbarrier_wait(mbarrier *b, unsigned parity) { shim::mbarrier_wait(b, parity); }
+static inline void copy_bulk(void *to, const void *from, unsigned bytes, mbarrier *b) { shim::copy_bulk(to, from, bytes, b, 1u << shim::cluster_rank()); }
+static inline void copy_bulk_multicast(void *to, const void *from, unsigned bytes, mbarrier *b, unsigned blocks) { shim::copy_bulk(to, from, bytes, b, blocks); }
+template <int n> static inline void take_registers() { static_assert(n % 8 == 0 && n >= 24 && n <= 256, "as the instruction has them"); }
+template <int n> static inline void leave_registers() { take_registers<n>(); }
+struct two_stored {
+  float first, second;
+};
+static inline void store_two(float *to, float first, float second) { *(two_stored *)to = {first, second}; }

@@ -1,0 +1,132 @@
+// Kernels that use bulk copies, mbarriers and clusters, rightly and wrongly: misuse NAME [ORDER] runs one and prints what the shim says of it.
+#include "bulk.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+// One warp of 32 brings blocks of 8 KiB of the operands, four of 32 multiply them. What is wrong comes as bits.
+enum Wrong {
+  NOTHING,
+  FEWER_BYTES, MORE_BYTES, UNALIGNED, BEYOND, // of copies
+  NO_WAIT, EARLY_COPY, WRONG_PARITY, STILL_READ, // of turns
+  ONE_ARRIVAL_MORE, NO_RELEASE, NOT_INITIALISED, TWICE, // of barriers
+  LEFT_BEHIND, MISSED_PHASE,
+};
+typedef struct { uint64_t from, to; int32_t wrong, turns; } misuse_arguments;
+
+enum { TILE = 16 << 10 }; // a left matrix of 64 × 64 and a right one
+
+// The room has one place, so a turn waits for the one before.
+KERNEL(ring, 160, misuse_arguments) {
+  DYNAMIC_SHARED(unsigned char, room);
+  unsigned char *at = round_up(room);
+  mbarrier *full = (mbarrier *)(at + TILE), *empty = full + 1;
+  if (thread() == 0) {
+    if (a.wrong != NOT_INITIALISED) mbarrier_init(full, 1);
+    mbarrier_init(empty, 4);
+    if (a.wrong == TWICE) mbarrier_init(empty, 4);
+    mbarrier_init_done();
+  }
+  barrier();
+  float sum[64] = {};
+  for (int t = 0; t < a.turns; t++) {
+    const unsigned parity = t & 1;
+    if (warp() == 4) {
+      if (a.wrong != EARLY_COPY) mbarrier_wait(empty, parity ^ 1);
+      if (lane() == 0) {
+        mbarrier_arrive_expect(full, a.wrong == FEWER_BYTES ? TILE - 16 : a.wrong == MORE_BYTES ? TILE + 16 : TILE);
+        if (a.wrong == ONE_ARRIVAL_MORE) mbarrier_arrive(full);
+        const unsigned char *from = memory<const unsigned char>(a.from) + t * TILE;
+        copy_bulk(at + (a.wrong == UNALIGNED ? 8 : 0), from, TILE / 2, full);
+        copy_bulk(at + (a.wrong == BEYOND ? TILE : TILE / 2), from + TILE / 2, TILE / 2, full);
+      }
+      warp_barrier();
+      continue;
+    }
+    if (a.wrong != NO_WAIT) mbarrier_wait(full, a.wrong == WRONG_PARITY ? 0 : parity);
+    begin_products();
+    // Of 64 columns; the instruction has 128, of which the second half is of what lies behind the operands.
+    for (int d = 0; d < 4; d++) shim::multiply_later(sum, 64, {at + 32 * d, 16, 1024, false}, {at + TILE / 2 + 32 * d, 16, 1024, false});
+    end_products();
+    if (a.wrong != STILL_READ) finish_products(sum);
+    if (lane() == 0 && a.wrong != NO_RELEASE) mbarrier_arrive(empty);
+  }
+  if (warp() < 4) {
+    finish_products(sum);
+    for (int i = 0; i < 32; i++) memory<float>(a.to)[thread() * 32 + i] = sum[i];
+  }
+}
+
+// Both blocks of a cluster have each half copied to both.
+KERNEL_CLUSTER(shared_by_two, 32, 2, misuse_arguments) {
+  DYNAMIC_SHARED(unsigned char, room);
+  mbarrier *full = (mbarrier *)(room + 2048), *done = full + 1;
+  if (thread() == 0) {
+    mbarrier_init(full, 1);
+    mbarrier_init(done, 2);
+    mbarrier_init_done();
+  }
+  cluster_barrier();
+  const int rank = (int)cluster_rank();
+  if (thread() == 0) {
+    mbarrier_arrive_expect(full, 2048);
+    if (a.wrong != NO_RELEASE || rank == 0) copy_bulk_multicast(room + rank * 1024, memory<const unsigned char>(a.from) + rank * 1024, 1024, full, 3);
+  }
+  mbarrier_wait(full, 0);
+  for (int i = thread(); i < 2048; i += 32) memory<unsigned char>(a.to)[(block_x() / 2 * 2 + rank) * 2048 + i] = room[i];
+  if (a.wrong == LEFT_BEHIND) {
+    if (rank == 0) return;
+    for (int i = 0; i < 8; i++) warp_barrier();
+    mbarrier_arrive_in(done, 0);
+    return;
+  }
+  warp_barrier();
+  if (thread() < 2) mbarrier_arrive_in(done, (unsigned)thread());
+  mbarrier_wait(done, 0);
+  cluster_barrier();
+}
+
+// A warp goes on to the end of the second phase without the first.
+KERNEL(phases, 64, misuse_arguments) {
+  DYNAMIC_SHARED(mbarrier, room);
+  if (thread() == 0) {
+    mbarrier_init(room, 1);
+    mbarrier_init_done();
+  }
+  barrier();
+  if (thread() == 32)
+    for (int i = 0; i < 3; i++) mbarrier_arrive(room);
+  barrier();
+  if (thread() < a.turns) mbarrier_wait(room, 0);
+}
+
+int main(int, char **argv) {
+  const shim::Kernel *k = shim::find(argv[1]);
+  const bool ring = !strcmp(argv[1], "ring"), two = !strcmp(argv[1], "shared_by_two");
+  enum { TURNS = 5 };
+  uint16_t *from = (uint16_t *)aligned_alloc(16, TURNS * TILE);
+  for (int i = 0; i < TURNS * TILE / 2; i++) from[i] = (uint16_t)(0x3f80 + (i * 7 + i / 128) % 5); // numbers around 1
+  float *to = (float *)calloc(TILE, 4);
+  const misuse_arguments a = {(uint64_t)from, (uint64_t)to, atoi(argv[2]), TURNS};
+  const char *wrong = shim::launch(k, {two ? 4u : 1u, 1, 1}, k->threads, TILE + 1024 + 16, &a, strtoull(argv[3], nullptr, 10));
+  if (wrong) return printf("%s\n", wrong), 0;
+  if (two)
+    for (int i = 0; i < 4 * 2048; i++)
+      if (((unsigned char *)to)[i] != ((unsigned char *)from)[i % 2048]) return printf("byte %d is another one\n", i), 0;
+  if (ring) { // the sum of the turns' products, by the blocks' layout
+    for (int w = 0; w < 4; w++)
+      for (int l = 0; l < 32; l++)
+        for (int i = 0; i < 32; i++) {
+          const int row = 16 * w + l / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (l % 4) + i % 2;
+          double want = 0;
+          for (int t = 0; t < TURNS; t++)
+            for (int k = 0; k < 64; k++) {
+              auto at = [&](int matrix, int r) { return (double)bits<float>((uint32_t)from[t * TILE / 2 + matrix * TILE / 4 + r * 64 + ((k / 8) ^ (r % 8)) * 8 + k % 8] << 16); };
+              want += at(0, row) * at(1, column);
+            }
+          const double got = to[(32 * w + l) * 32 + i];
+          if (!(got > want * 0.99999 && got < want * 1.00001)) return printf("element (%d, %d) is %g, want %g\n", row, column, got, want), 0;
+        }
+  }
+  puts("right");
+}
