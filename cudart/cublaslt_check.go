@@ -287,7 +287,7 @@ func (c *libraryCheck) try(p *LibraryProduct, o libraryOperands) (err error) {
 		{&p.Riding, func() error { return c.riding(p.ProductShape, o, many, false) }},
 		{&p.Separate, func() error { return c.riding(p.ProductShape, o, many, true) }},
 	} {
-		if *timed.to, err = c.time(timed.product); err != nil {
+		if *timed.to, err = c.device.timed(timed.product); err != nil {
 			return err
 		}
 	}
@@ -343,10 +343,10 @@ func firstDifference(y View, got, want []byte) string {
 	return fmt.Sprintf("element (%d, %d) is %#08x and not %#08x", at/y.Stride, at%y.Stride, binary.LittleEndian.Uint32(got[4*at:]), binary.LittleEndian.Uint32(want[4*at:]))
 }
 
-// time gives how long one of several equal operations takes, the best of three times. One that takes long is not repeated as often.
-func (c *libraryCheck) time(operation func() error) (time.Duration, error) {
+// timed gives how long one of several equal operations takes, the best of three times. One that takes long is not repeated as often.
+func (v *Device) timed(operation func() error) (time.Duration, error) {
 	several := func(n int) (time.Duration, error) {
-		if err := c.device.Synchronize(); err != nil {
+		if err := v.Synchronize(); err != nil {
 			return 0, err
 		}
 		begin := time.Now()
@@ -355,7 +355,7 @@ func (c *libraryCheck) time(operation func() error) (time.Duration, error) {
 				return 0, err
 			}
 		}
-		err := c.device.Synchronize()
+		err := v.Synchronize()
 		return time.Since(begin) / time.Duration(n), err
 	}
 	const long = 2 * time.Millisecond

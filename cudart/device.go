@@ -27,6 +27,7 @@ type Device struct {
 	expandedBytes   int  // of parts of weights in eight bits
 	shared          int  // most dynamic shared memory of a block, bytes
 	warpgroups      bool // products of many rows use them; their module has been loaded
+	bulk            bool // the module for weights in blocks has been loaded
 	rows            sharedRows
 	riding          []RowGroup // see ProductWithTail; kept, as separate is, so that nothing is allocated
 	separate        []RowGroup

@@ -157,16 +157,20 @@ func (w Weight) expanded(from, to int64, transposed bool) Weight {
 
 // kernelFor is the number of the kernel that does what kernel k by warps does with weights of bfloat16, with weights of type t.
 func kernelFor(k int, t Type) int {
-	if t != E4M3 {
-		return k
+	product, routed := kProduct, kRouted
+	switch t {
+	case E4M3:
+		product, routed = kProductE4M3, kRoutedE4M3
+	case BFloat16Blocks:
+		product, routed = kProductBlocks, kRoutedBlocks
 	}
 	if k >= kRouted {
-		return k - kRouted + kRoutedE4M3
+		return k - kRouted + routed
 	}
-	return k - kProduct + kProductE4M3
+	return k - kProduct + product
 }
 
 // byWarps tells whether kernel k is one of products of several parts.
 func byWarps(k int) bool {
-	return k >= kProduct && k < kAttention || k >= kProductE4M3 && k < kRoutedE4M3
+	return k >= kProduct && k < kAttention || k >= kProductE4M3 && k < kRoutedE4M3 || k >= kProductBlocks && k < kRoutedBlocks
 }

@@ -180,12 +180,14 @@ type Weight struct {
 // Type is the type of elements in device memory.
 type Type int32
 
-// The element types. Float16 is one of weight files only, E4M3 one of weights.
+// The element types. Float16 is one of weight files only, E4M3 and BFloat16Blocks are of weights.
 const (
 	Float32  Type = C.FLOAT32
 	BFloat16 Type = C.BFLOAT16
 	Float16  Type = C.FLOAT16
 	E4M3     Type = C.E4M3
+	// BFloat16Blocks is one of weights after UseBulk: bfloat16 in blocks of 64 × 64, as kernels/bulk_arguments.h says, with Pitch = In.
+	BFloat16Blocks Type = C.BFLOAT16_BLOCKS
 )
 
 // The Go structures are the C ones.
@@ -214,6 +216,9 @@ const (
 
 // kernelOf gives kernel k of whichever module.
 func kernelOf(k int) kernel {
+	if k >= kBulk {
+		return bulkKernels[k-kBulk]
+	}
 	if k >= kWarpgroup {
 		return warpgroupKernels[k-kWarpgroup]
 	}

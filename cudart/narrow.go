@@ -5,7 +5,10 @@ package cudart
 */
 import "C"
 
-import "errors"
+import (
+	"errors"
+	"slices"
+)
 
 // Products with bfloat16 weights round their rows. Where these are float32 and read more than once or twice, a launch of its own rounds them before, for all products that have them in common.
 
@@ -50,8 +53,16 @@ func (v *Device) narrowRows(x View, xType Type) (View, error) {
 type sharedRows struct {
 	x       View
 	xType   Type
-	rounded View  // for the first product that wanted them so; At 0 before
-	failed  error // of the first that wanted them and had no memory: the others do without too
+	rounded View      // for the first product that wanted them so; At 0 before
+	failed  error     // of the first that wanted them and had no memory: the others do without too
+	blocks  Address   // likewise in blocks (BFloat16Blocks)
+	taken   []Address // of these in scratch memory, in the order in which they were taken
+}
+
+// keep has rows in scratch memory, that to is to name, stay until the products that have them in common are done.
+func (s *sharedRows) keep(at Address, to *Address) {
+	*to = at
+	s.taken = append(s.taken, at)
 }
 
 // rounded gives the rows of x as narrowRows does; those that products have in common are rounded once. The caller gives them back by giveRounded.
@@ -61,7 +72,9 @@ func (v *Device) rounded(x View, xType Type) (View, error) {
 		return v.narrowRows(x, xType)
 	}
 	if s.rounded.At == 0 && s.failed == nil {
-		s.rounded, s.failed = v.narrowRows(x, xType)
+		if s.rounded, s.failed = v.narrowRows(x, xType); s.failed == nil {
+			s.keep(s.rounded.At, &s.rounded.At)
+		}
 	}
 	return s.rounded, s.failed
 }
@@ -95,9 +108,9 @@ func (v *Device) sharedRounded(x View, xType Type) (View, Type, error) {
 // other rows may come between.
 func (v *Device) ShareRows(x View, xType Type) error {
 	var err error
-	if at := v.rows.rounded.At; at != 0 {
-		err = v.giveScratch(at)
+	for _, at := range slices.Backward(v.rows.taken) { // scratch memory is a stack
+		err = errors.Join(err, v.giveScratch(at))
 	}
-	v.rows = sharedRows{x: x, xType: xType}
+	v.rows = sharedRows{x: x, xType: xType, taken: v.rows.taken[:0]}
 	return err
 }

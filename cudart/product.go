@@ -98,7 +98,7 @@ const (
 // Product is y = x · wᵀ for the rows of every group, or y += x · wᵀ with accumulate: rows of x (float32, or the weights' type t) with every row of w. Transposed, it is x · w: rows of x
 // with every column of w. Other rows, and columns beyond a group's weight, stay as they are. An element is one chain over the inner axis in ascending order that begins with what y
 // holds or with zero; weights of bfloat16, and in eight bits, round x and take 16 steps at once, in
-// warps or, after UseWarpgroups, in warpgroups where there are many rows, or after UseCuBLASLt as that library does. No row may be in two groups.
+// warps or, after UseWarpgroups, in warpgroups where there are many rows, or after UseCuBLASLt as that library does; of BFloat16Blocks by bulk copies where there are many. No row may be in two groups.
 func (v *Device) Product(y, x View, xType Type, groups []RowGroup, t Type, transposed, accumulate bool) error {
 	return v.product(y, x, xType, groups, tailRows{}, t, transposed, accumulate)
 }
@@ -117,6 +117,14 @@ func (v *Device) product(y, x View, xType Type, groups []RowGroup, tail tailRows
 		return nil
 	}
 	shape := tile{kProductFloat32, 64, 64}
+	if t == BFloat16Blocks {
+		if shape, ok := v.bulkTile(y, x, groups, transposed); ok {
+			err := v.productByBulk(bulkProduct{y: y, x: x, xType: xType, w: groups[0].Weight, tail: tail, tailWeight: groups[0].tail, transposed: transposed, accumulate: accumulate}, shape)
+			if !errors.Is(err, ErrOutOfMemory) { // for rows in blocks; warps need none, and their bits are the same
+				return err
+			}
+		}
+	}
 	if t != Float32 {
 		if x, xType, err = v.sharedRounded(x, xType); err != nil {
 			return err

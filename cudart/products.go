@@ -33,11 +33,14 @@ const launchReads = 100_000
 
 // Rides says whether ProductWithTail would do some of the tail's products in the launch of m's own.
 func (v *Device) Rides(m Multiplication) bool {
-	if m.Type != BFloat16 || len(m.Groups) != 1 || m.Groups[0].Factor != 0 {
+	if m.Type != BFloat16 && m.Type != BFloat16Blocks || len(m.Groups) != 1 || m.Groups[0].Factor != 0 {
 		return false
 	}
-	if s, library := v.libraryShape(m.Y, m.Groups, m.Transposed, m.Accumulate); library && v.library.apart[s] { // it has no second inner axis
+	if s, library := v.libraryShape(m.Y, m.Groups, m.Transposed, m.Accumulate); library && m.Type == BFloat16 && v.library.apart[s] { // it has no second inner axis
 		return false
+	}
+	if _, bulk := v.bulkTile(m.Y, m.X, m.Groups, m.Transposed); bulk && m.Type == BFloat16Blocks { // whose kernels take no groups of rows
+		return v.bulkRides(m.Groups[0], m.Tail, m.Transposed)
 	}
 	_, _, ride := v.withTails(m.Groups[0], m.Tail, m.Transposed)
 	return ride

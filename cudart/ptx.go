@@ -71,7 +71,7 @@ func (v *Device) loadKernels() error {
 	return v.loadModule(0, architecture, text, 0, kernels)
 }
 
-// loadModule loads one of the two modules, whose kernels have the numbers from first on.
+// loadModule loads one of the modules, whose kernels have the numbers from first on.
 func (v *Device) loadModule(number int, name string, text []byte, first int, kernels []kernel) error {
 	source := C.CString(string(text))
 	defer C.free(unsafe.Pointer(source))

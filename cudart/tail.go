@@ -8,7 +8,7 @@ import (
 // The products of adapters ride in the base weight's: a block that has finished the base weight's inner axis goes on with the same sums over a second, short one, of the rank. What is saved is a launch that reads and
 // writes all of y, 8 bytes for each element. The bits are those of two launches, because an element's chain goes on from what the first has stored, which is a float32 as the sum is.
 
-// Tail is a second product that is added to a first one: rows of X (float32 or bfloat16) with the weights of Groups, which have the type of the first one's.
+// Tail is a second product that is added to a first one: rows of X (float32 or bfloat16) with the weights of Groups, which have the type of the first one's, or BFloat16 where that is BFloat16Blocks.
 type Tail struct {
 	X      View
 	XType  Type
@@ -40,6 +40,9 @@ func (v *Device) ProductWithTail(y, x View, xType Type, groups []RowGroup, tail 
 	}
 	if err := v.product(y, x, xType, groups, rows, t, transposed, accumulate); err != nil {
 		return err
+	}
+	if t == BFloat16Blocks {
+		t = BFloat16
 	}
 	return v.Product(y, tail.X, tail.XType, tail.Groups, t, transposed, true)
 }

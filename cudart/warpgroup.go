@@ -15,8 +15,8 @@ import (
 // warpgroupModule is their file.
 const warpgroupModule = "sm_90a_warpgroup"
 
-// kWarpgroup is the first of the numbers of its kernels, at the end of the table of functions.
-const kWarpgroup = C.KERNEL_LIMIT - 8
+// kWarpgroup is the first of the numbers of its kernels, behind those of the first module; those for weights in blocks follow.
+const kWarpgroup = C.KERNEL_LIMIT - 8 - 32
 
 const (
 	kProductGroup = kWarpgroup + iota

@@ -39,9 +39,14 @@ func (c groupCase) String() string {
 	return s
 }
 
+// squareSide is how many tiles the side of a square of them has, of which each multiprocessor gets two.
+func (v *Device) squareSide() int64 {
+	return int64(math.Ceil(math.Sqrt(float64(2 * v.multiprocessors))))
+}
+
 // groupCases have ragged and whole tiles, an inner axis of one tile and of more than are in flight, and a product for all multiprocessors at once.
 func (v *Device) groupCases() []groupCase {
-	side := int64(math.Ceil(math.Sqrt(float64(2 * v.multiprocessors)))) // tiles of a square of them, two for each
+	side := v.squareSide()
 	return []groupCase{
 		{rows: 130, columns: 260, depth: 328, weights: 1, xType: Float32},
 		{rows: 128, columns: 130, depth: 323, weights: 1, accumulate: true, xType: Float32},

@@ -1,10 +1,10 @@
-// Weights: writing them in the layout of products, and reading rows of them back as an embedding. The base is frozen, so there is no backward.
-#include "arithmetic.h"
+// Weights: writing them in the layout of products, row by row or in blocks, and reading rows of them back as an embedding. The base is frozen, so there is no backward.
+#include "blocks.h"
 
 // Rows [row, row + rows) of w from contiguous elements of source_type.
 KERNEL(pack_rows, 256, pack_arguments) {
   int64_t r = block_x();
-  EACH_COLUMN(c, a.w.in) store_as(a.w.at, (a.row + r) * a.w.pitch + c, a.type, load_as_float(a.source, r * a.w.in + c, a.source_type));
+  EACH_COLUMN(c, a.w.in) store_as(a.w.at, place_in(a.w, a.type, a.row + r, c), a.type, load_as_float(a.source, r * a.w.in + c, a.source_type));
 }
 
 // The whole of each job's w from a float32 matrix. Block (x, y): y is the job, x walks over its units, each PIECE columns of a row, or as many narrower rows as have no more elements.
@@ -16,7 +16,7 @@ KERNEL(repack, 256, repack_arguments) {
     int rows = (int)(j.w.out - row < down ? j.w.out - row : down), cols = (int)(j.w.in - from < PIECE ? j.w.in - from : PIECE);
     for (int e = thread(); e < rows * cols; e += 256) {
       int64_t r = row + e / cols, c = from + e % cols;
-      store_as(j.w.at, r * j.w.pitch + c, j.type, row_of<const float>(j.source, r)[c]);
+      store_as(j.w.at, place_in(j.w, j.type, r, c), j.type, row_of<const float>(j.source, r)[c]);
     }
   }
 }
@@ -25,5 +25,5 @@ KERNEL(repack, 256, repack_arguments) {
 KERNEL(gather_rows, 256, gather_arguments) {
   float *y = row_of<float>(a.y, block_x());
   int64_t row = memory<const int32_t>(a.ids)[block_x()];
-  EACH_COLUMN(c, a.y.cols) y[c] = row < 0 ? 0.0f : load_as_float(a.w.at, row * a.w.pitch + c, a.type);
+  EACH_COLUMN(c, a.y.cols) y[c] = row < 0 ? 0.0f : load_as_float(a.w.at, place_in(a.w, a.type, row, c), element_type(a.type));
 }

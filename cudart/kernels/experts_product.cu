@@ -2,17 +2,6 @@
 #include "experts_product.h"
 #include "product_float32.h"
 
-template <class S, bool transposed> INLINE void routed_in_bf16(const routed_arguments &a) {
-  using R = routed_rows<S, transposed>;
-  routed_tile t;
-  if (!tile_of_block<transposed>(t, a, S::rows, S::columns, sizeof(bfloat16))) return;
-  const inner_axis first = axis_of<transposed>(t.j.x, t.j.x_type, t.w, true);
-  const int tiles = (first.depth + S::depth - 1) / S::depth;
-  const typename R::places at = R::places_of(t, a, thread() < S::bringers ? thread() : thread() - S::bringers);
-  product_bf16<S, transposed>::tile(t.j.y, t.j.accumulate, t.rows.first, t.rows.end, t.column, transposed ? t.w.in : t.w.out, first, tiles, [](inner_axis &of, int places) { return (of.k += places) < of.depth; },
-                                    [&](bfloat16 *to, const inner_axis &of, int me) { R::bring_listed(to, of, at, me); }, [&](float v) { return finished(v, t.j); });
-}
-
 // The launch chooses by how many rows an expert has on average (experts.go).
 #define ROUTED_BF16(rows, columns, row_warps, column_warps, depth, x_places, w_places, blocks) \
   KERNEL_BLOCKS(routed_##rows##x##columns, 32 * row_warps * column_warps, blocks, routed_arguments) { routed_in_bf16<product_shape<rows, columns, row_warps, column_warps, depth, x_places, w_places>, false>(a); } \

@@ -41,11 +41,12 @@ struct inner_axis {
   uint64_t x, w;
   int64_t stride, pitch;
   int type, out, depth, k;
-  bool last; // there is no other after it
+  bool last;   // there is no other after it
+  bool blocks; // the weight lies in blocks, for kernels that know them
 };
 
 template <bool transposed> INLINE inner_axis axis_of(const view &x, int type, const weight &w, bool last) {
-  return {x.at, w.at, x.stride, w.pitch, type, (int)w.out, (int)(transposed ? w.out : w.in), 0, last};
+  return {x.at, w.at, x.stride, w.pitch, type, (int)w.out, (int)(transposed ? w.out : w.in), 0, last, false};
 }
 template <bool transposed> INLINE inner_axis first_axis(const product_arguments &a, const row_group &g) { return axis_of<transposed>(a.x, a.x_type, g.w, g.tail.at == 0); }
 

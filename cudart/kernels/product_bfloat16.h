@@ -6,6 +6,7 @@
 // are copied to long before they are multiplied. Half of the warps bring the weights and the others the rows, because each thread waits for its own copies in their order: rows come from the second-level cache, need
 // fewer places, and would hold the weights back.
 #pragma once
+#include "blocks.h"
 #include "groups.h"
 
 enum { PAD = 8 }; // keeps the rows of one load_matrices in different banks
@@ -18,8 +19,11 @@ template <int rows_, int columns_, int row_warps, int column_warps_, int depth_,
   static constexpr int bringers = threads / 2;                         // of either operand
 };
 
+// How weights lie: row by row, in blocks (bulk_arguments.h), or as each axis says, because tails are row by row.
+enum { BY_ROWS, IN_BLOCKS, AS_AXIS };
+
 // w is used as [out][in]: inner axis in, or transposed: inner axis out.
-template <class S, bool transposed> struct product_bf16 {
+template <class S, bool transposed, int lie = BY_ROWS> struct product_bf16 {
   static constexpr int w_rows = transposed ? S::depth : S::columns, w_pitch = (transposed ? S::columns : S::depth) + PAD, x_pitch = S::depth + PAD;
   static constexpr int w_size = w_rows * w_pitch, x_size = S::rows * x_pitch; // elements of a place
 
@@ -35,9 +39,27 @@ template <class S, bool transposed> struct product_bf16 {
     }
   }
 
+  // bring_blocks is bring_chunks of a weight in blocks, from a row and a column on.
+  template <int rows, int width> INLINE void bring_blocks(bfloat16 *to, const inner_axis &of, unsigned row, unsigned column, int me) {
+    constexpr int together = width & -width, step = S::bringers / together;
+    const int64_t strip = of.pitch / BLOCK_SIDE * BLOCK_BYTES; // bytes of 64 rows
+    row += me / together, column += me % together * 8, to += me / together * w_pitch + me % together * 8;
+    UNROLL for (int j = 0; j < width / together; j++) {
+      const unsigned c = column + 8 * j * together;
+      const unsigned char *from = memory<const unsigned char>(of.w) + (int64_t)(c / BLOCK_SIDE) * BLOCK_BYTES;
+      UNROLL for (int i = 0; i < rows / step; i++) {
+        const unsigned r = row + i * step;
+        const bool wanted = r < (unsigned)of.out && c < (unsigned)of.pitch;
+        const int64_t at = (r / BLOCK_SIDE) * strip + (r % BLOCK_SIDE * BLOCK_SIDE + (c / 8 % 8 ^ (r & 7)) * 8) * (unsigned)sizeof(bfloat16);
+        copy_async_streamed(to + i * step * w_pitch + 8 * j * together, wanted ? from + at : from, wanted);
+      }
+    }
+  }
+
   // bring_weights starts copying the tile at (first column j0, place k of the inner axis).
   INLINE void bring_weights(bfloat16 *to, const inner_axis &of, int64_t j0, int me) {
     const int row = transposed ? of.k : (int)j0, column = transposed ? (int)j0 : of.k;
+    if (lie == IN_BLOCKS || (lie == AS_AXIS && of.blocks)) return bring_blocks<w_rows, (w_pitch - PAD) / 8>(to, of, row, column, me);
     bring_chunks<w_rows, (w_pitch - PAD) / 8>(to, w_pitch, memory<const bfloat16>(of.w) + row * of.pitch + column, of.pitch, of.out - row, (int)of.pitch - column, me,
                                               [](bfloat16 *to, const bfloat16 *from, bool wanted) { copy_async_streamed(to, from, wanted); });
   }
@@ -112,7 +134,7 @@ template <class S, bool transposed> struct product_bf16 {
     const int me = weights ? thread() : thread() - S::bringers, places = weights ? S::w_places : S::x_places;
     bool more = go_on(next, 0);
     int there = 0; // the place of the tile that is brought next
-    auto bring = [&]() {
+    auto bring = [&]() __attribute__((always_inline)) {
       if (more) {
         if (weights) bring_weights(ws + there * w_size, next, j0, me);
         else bring_x(xs + there * x_size, next, me);
@@ -145,3 +167,19 @@ template <class S, bool transposed> struct product_bf16 {
     store_sums(sum, y, i0 + row, rows, j0 + column, columns, finish);
   }
 };
+
+// product_of_tiles has the tile of the calling block, of the product of a launch that it works for.
+template <class S, bool transposed, int lie = BY_ROWS> INLINE void product_of_tiles(const products_arguments &all) {
+  using P = product_bf16<S, transposed, lie>;
+  const block_product own = product_of_block(all);
+  const product_arguments &a = all.of[own.product];
+  const block_group b = group_of_block(a, S::rows, own.down);
+  int64_t i0 = b.first, j0 = own.across * S::columns, rows = b.g.to, columns = transposed ? b.g.w.in : b.g.w.out;
+  if (j0 >= columns) return;
+  inner_axis first = first_axis<transposed>(a, b.g);
+  first.blocks = lie == AS_AXIS;
+  int tiles = (first.depth + S::depth - 1) / S::depth; // that are to be multiplied
+  if (!first.last) tiles += ((int)(transposed ? b.g.tail.out : b.g.tail.in) + S::depth - 1) / S::depth;
+  P::tile(a.y, a.accumulate, i0, rows, j0, columns, first, tiles, [&](inner_axis &of, int places) { return go_on<transposed>(of, places, a, b.g); },
+          [&](bfloat16 *to, const inner_axis &of, int me) { P::bring_rows(to, of, i0, rows, me); }, [&](float v) { return finished(v, b.g); });
+}
