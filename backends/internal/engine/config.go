@@ -20,7 +20,7 @@ import (
 type Config struct {
 	Device           string       // "cpu", "cuda:N", "auto"; of one rank
 	CUDALibraries    []string     // folders that CUDA's libraries are looked for in before the system's
-	Products         string       // who multiplies bfloat16 weights on GPUs: "auto", "own", "cublaslt"
+	Products         string       // who multiplies bfloat16 weights on GPUs: "auto", "own", "cublaslt", "bulk"
 	Weights          [][2]int     // shapes (out, in) of the model's bfloat16 weights, for devices that choose by them; no setting: known when a model is loaded
 	Training         [][]string   // devices that train, one group for each copy of the model, which is cut over the devices of its group
 	Sampling         [][]string   // devices that sample; none: those that train
@@ -95,7 +95,7 @@ func settings(plugin string) map[string]setting {
 			return choose((*string)(&c.Recompute), value, string(RecomputeAuto), string(RecomputeOn), string(RecomputeOff))
 		},
 		"products": func(c *Config, value json.RawMessage) error {
-			return choose(&c.Products, value, productsAuto, productsOwn, productsCuBLASLt)
+			return choose(&c.Products, value, productsAuto, productsOwn, productsCuBLASLt, productsBulk)
 		},
 		"threads":             integer(func(c *Config) *int { return &c.Threads }, 1, 1024),
 		"max_context_length":  integer(func(c *Config) *int { return &c.MaxContextLength }, 1, math.MaxInt32),

@@ -12,19 +12,20 @@ const (
 	productsAuto     = "auto"
 	productsOwn      = "own"
 	productsCuBLASLt = "cublaslt"
+	productsBulk     = "bulk"
 )
 
-// checkProducts refuses cuBLASLt where there is no GPU.
+// checkProducts refuses what is for GPUs where there is none.
 func (c *Config) checkProducts() error {
-	if c.Products == productsCuBLASLt && c.Device != "auto" && !isCUDA(c.Device) {
-		return plugins.Invalidf("backend.products", "is %s, which is for GPUs, and there is the device %q", productsCuBLASLt, c.Device)
+	if (c.Products == productsCuBLASLt || c.Products == productsBulk) && c.Device != "auto" && !isCUDA(c.Device) {
+		return plugins.Invalidf("backend.products", "is %s, which is for GPUs, and there is the device %q", c.Products, c.Device)
 	}
 	return nil
 }
 
 // findWeights fills Weights in for devices that may choose by them, before they are opened. What is wrong with the model's files is for the load itself to say.
 func (e *Engine) findWeights(ctx context.Context, c *Config, dir string) error {
-	if c.Products == productsOwn || c.Device != "auto" && !isCUDA(c.Device) {
+	if c.Products == productsOwn || c.Products == productsBulk || c.Device != "auto" && !isCUDA(c.Device) {
 		return nil
 	}
 	ranks := []int{len(c.Training[0])}

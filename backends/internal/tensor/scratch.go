@@ -17,6 +17,7 @@ func inScratchUnits(bytes int64) int64 { return (bytes + scratchUnit - 1) / scra
 
 // ProductScratch is the most memory that MatMuls of these arguments takes at once on a Scratcher, or MatMulGroups or MatMul of one of them. Only shapes and types are looked at: the rows of x, beside those of a product of the
 // next stage that is added to the same y, which may be rounded while the first's are there; and all rows of a stage's products whose groups have few rows or few columns, which may be done together. Of a product of many rows with a matrix in eight bits, parts of that in bfloat16 as well.
+// What products by bulk copies take (cuda.ProductsBulk) is not counted: rows in blocks, beside the rounded ones where products of both kinds read them.
 func ProductScratch(stages ...[]Multiplication) int64 {
 	var most int64
 	for i, products := range stages {

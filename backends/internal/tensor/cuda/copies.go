@@ -1,6 +1,8 @@
 package cuda
 
 import (
+	"errors"
+
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/cudart"
 )
@@ -13,6 +15,9 @@ func (d *device) StartCopies(copies []tensor.MatrixCopy) (func() error, error) {
 	finish, err := d.v.Aside(func() error {
 		for _, j := range copies {
 			dst, src := j.Dst.(*matrix), j.Src.(*matrix)
+			if dst.blocks != src.blocks {
+				return errors.New("of two matrices one is in blocks and one row by row")
+			}
 			if err := d.v.Copy(cudart.Address(dst.at+uintptr(dst.size(j.Row))), src.device.v, cudart.Address(src.at), src.size(src.out)); err != nil {
 				return err
 			}

@@ -16,10 +16,11 @@ const (
 	ProductsAuto     = "auto"     // cuBLASLt where it is there, gives the bits of the kernels and is faster
 	ProductsOwn      = "own"      // kernels only
 	ProductsCuBLASLt = "cublaslt" // cuBLASLt wherever it has an algorithm; an error if it is not there or gives other bits for a shape
+	ProductsBulk     = "bulk"     // weights in blocks, and kernels that have them brought by bulk copies; an error if these are not there, give other bits or take longer
 )
 
-// ErrProducts is wrapped by the error of New when ProductsCuBLASLt is asked for and cannot be had.
-var ErrProducts = errors.New("products are to be cuBLASLt's")
+// ErrProducts is wrapped by the error of New when ProductsCuBLASLt or ProductsBulk is asked for and cannot be had.
+var ErrProducts = errors.New("products as they are asked for cannot be had")
 
 // LeastGain is the share of the kernels' time that cuBLASLt may take at most: for less a second library is not worth having.
 const LeastGain = 0.95

@@ -28,7 +28,7 @@ func TestCuBLASLtIsChecked(t *testing.T) {
 		{"adding, too", "cublaslt", "FAKE_CUBLASLT_BITS", "begin", Options{Weights: weights}, "used"},
 		{"kernels", "own", "FAKE_CUBLASLT_BITS", "", Options{Weights: weights}, "none"},
 		{"no model", "cublaslt", "FAKE_CUBLASLT_BITS", "", Options{}, "none"},
-		{"other bits", "cublaslt", "FAKE_CUBLASLT_BITS", "other", Options{Weights: weights}, "products are to be cuBLASLt's: the cuBLASLt " + path + ", version 12.8.4: products of up to 256 rows, 24 columns, 32 deep, and of 7 more of 8 shapes: element (0, "},
+		{"other bits", "cublaslt", "FAKE_CUBLASLT_BITS", "other", Options{Weights: weights}, "products as they are asked for cannot be had: the cuBLASLt " + path + ", version 12.8.4: products of up to 256 rows, 24 columns, 32 deep, and of 7 more of 8 shapes: element (0, "},
 		{"other bits, not asked for", "auto", "FAKE_CUBLASLT_BITS", "other", Options{Weights: weights}, "unused"},
 		{"other bits for one shape", "cublaslt", "FAKE_CUBLASLT_ALGORITHMS", "32:uo", Options{Weights: weights}, "version 12.8.4: products of up to 256 rows, 32 columns, 24 deep, transposed, and of 3 more of 8 shapes: cublasLtMatmul: not supported (15); none of 2 algorithms is right"},
 		{"other bits by the first algorithm", "cublaslt", "FAKE_CUBLASLT_ALGORITHMS", "uor", Options{Weights: weights}, "used"},

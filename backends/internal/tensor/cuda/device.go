@@ -28,6 +28,9 @@
 // The gated delta rule goes token by token everywhere, by one chain of operations, with the state in registers; states lie on the device in their slots, which are copied and cleared there. Its gradient is computed in chunks, from
 // states that are computed again and of which so many are kept at a time that the memory does not grow with the batch (tensor.DeltaBackwardScratch).
 //
+// With Options.Products of ProductsBulk, matrices of bfloat16 whose sides are multiples of 64 lie in blocks of 64 × 64, in which bulk copies bring them to the warpgroups of Hopper, of either orientation; kernels by warps read the same
+// blocks. It is for devices where a check in another process finds the same bits, and less time, when they are opened; nobody has run it on a GPU.
+//
 // cuBLASLt may compute products of at least 128 rows with a model's weights. A row's bits may not depend on the rows beside it, and the library chooses the tile, the instruction and the cut of the inner axis by the whole
 // product's shape: so it gets no workspace, may neither cut the inner axis nor reduce, keeps one algorithm for each shape and class of rows, and is used only for shapes whose bits another process has compared with the
 // kernels' on this device when it was opened, or before (Options.Remember), by the very algorithm that process used; what differs stays with the kernels. An adapter's product, which rides in the kernels', needs a launch of its own behind it: where that takes longer they compute both. It adds what an output holds at the end of a sum, where the kernels begin with that, so products that are added to an output most likely stay with the kernels.
@@ -52,7 +55,7 @@ type Options struct {
 	Device string
 	// Libraries are folders that the driver, and NCCL and cuBLASLt where they are used, are looked for in before the system's.
 	Libraries []string
-	// Products says who computes products with bfloat16 weights of many rows: ProductsAuto, ProductsOwn, ProductsCuBLASLt. Empty means own.
+	// Products says who computes products with bfloat16 weights of many rows: ProductsAuto, ProductsOwn, ProductsCuBLASLt, ProductsBulk. Empty means own.
 	Products string
 	// Weights are the shapes of the model's weights, each an Out and an In: cuBLASLt is checked, and used, for no others.
 	Weights [][2]int

@@ -8,13 +8,14 @@ import (
 	"github.com/tinsmith/tinsmith/cudart"
 )
 
-// matrix is a weight row by row, every row filled up with zeros to a multiple of 8 elements, so that each begins at a multiple of 16 bytes.
+// matrix is a weight row by row, every row filled up with zeros to a multiple of 8 elements, so that each begins at a multiple of 16 bytes; or, after Options.Products of ProductsBulk, in blocks where it can be.
 type matrix struct {
 	device *device
 	dtype  tensor.DType
 	out    int
 	in     int
 	pitch  int
+	blocks bool // in blocks (cudart.BFloat16Blocks), where rows are as long and begin where they do otherwise
 	at     uintptr
 	bytes  int
 
@@ -29,7 +30,7 @@ func (m *matrix) Bytes() int          { return m.bytes }
 
 // Rows implements tensor.Matrix.
 func (m *matrix) Rows(from, to int) tensor.Matrix {
-	return &matrix{device: m.device, dtype: m.dtype, out: to - from, in: m.in, pitch: m.pitch, at: m.at + uintptr(m.size(from)), bytes: m.size(to - from), columns: m.columns}
+	return &matrix{device: m.device, dtype: m.dtype, out: to - from, in: m.in, pitch: m.pitch, blocks: m.blocks, at: m.at + uintptr(m.size(from)), bytes: m.size(to - from), columns: m.columns}
 }
 
 // size is what so many rows from the first one take.
@@ -54,11 +55,14 @@ func (m *matrix) kind() cudart.Type {
 	if m.columns > 0 {
 		return cudart.E4M3
 	}
+	if m.blocks {
+		return cudart.BFloat16Blocks
+	}
 	return typeOf(m.dtype)
 }
 
 // kinds are all types of matrices.
-var kinds = []cudart.Type{cudart.Float32, cudart.BFloat16, cudart.E4M3}
+var kinds = []cudart.Type{cudart.Float32, cudart.BFloat16, cudart.E4M3, cudart.BFloat16Blocks}
 
 func (d *device) NewMatrix(t tensor.DType, out, in int) (tensor.Matrix, error) {
 	if in > tensor.MaxElements-8 {
@@ -70,6 +74,7 @@ func (d *device) NewMatrix(t tensor.DType, out, in int) (tensor.Matrix, error) {
 		return nil, fmt.Errorf("cuda: matrix %d × %d of %v: too large", out, in, t)
 	}
 	m := &matrix{device: d, dtype: t, out: out, in: in, pitch: pitch, bytes: n * t.Size()}
+	m.blocks = t == tensor.BFloat16 && d.v.Bulk() && cudart.InBlocks(int64(out), int64(in))
 	var err error
 	if m.at, err = d.memory("matrix", m.bytes); err != nil {
 		return nil, err
@@ -90,7 +95,7 @@ func (d *device) PackRows(m tensor.Matrix, row, n int, source string, data []byt
 	for from := 0; from < n; from += most {
 		rows := min(most, n-from)
 		err := d.withList("pack rows", func(at []cudart.Address) error {
-			return d.v.PackRows(w.weight(), typeOf(w.dtype), int64(row+from), int64(rows), at[0], sourceTypes[source])
+			return d.v.PackRows(w.weight(), w.kind(), int64(row+from), int64(rows), at[0], sourceTypes[source])
 		}, data[from*width:(from+rows)*width])
 		if err != nil {
 			return err
@@ -103,7 +108,7 @@ func (d *device) Repack(list ...tensor.MatrixSource) error {
 	d.repacks = d.repacks[:0]
 	for _, s := range list {
 		w := s.Matrix.(*matrix)
-		d.repacks = append(d.repacks, cudart.RepackJob{Weight: w.weight(), Source: view(s.Src), Type: typeOf(w.dtype)})
+		d.repacks = append(d.repacks, cudart.RepackJob{Weight: w.weight(), Source: view(s.Src), Type: w.kind()})
 	}
 	return d.failed("repack", d.v.Repack(d.repacks))
 }
@@ -191,13 +196,17 @@ func (d *device) multiplications(list []cudart.Multiplication, p tensor.Multipli
 	return list
 }
 
-// pair is p and q after it as one product; false if not all matrices are bfloat16.
+// pair is p and q after it as one product; false if not all matrices are bfloat16: those of p all row by row or all in blocks, those of q row by row.
 func (d *device) pair(p, q tensor.Multiplication) (m cudart.Multiplication, ok bool) {
-	groups, tails := d.ofType(p.Groups, cudart.BFloat16), d.ofType(q.Groups, cudart.BFloat16)
-	if len(groups) != len(p.Groups) || len(tails) != len(q.Groups) {
+	if len(p.Groups) == 0 {
 		return m, false
 	}
-	m = multiplication(p, groups, cudart.BFloat16)
+	of := p.Groups[0].Matrix.(*matrix).kind()
+	groups, tails := d.ofType(p.Groups, of), d.ofType(q.Groups, cudart.BFloat16)
+	if of != cudart.BFloat16 && of != cudart.BFloat16Blocks || len(groups) != len(p.Groups) || len(tails) != len(q.Groups) {
+		return m, false
+	}
+	m = multiplication(p, groups, of)
 	m.Tail = cudart.Tail{X: view(q.X), XType: typeOf(q.X.DType), Groups: tails}
 	return m, true
 }

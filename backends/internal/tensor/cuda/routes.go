@@ -13,6 +13,8 @@ type Routes struct {
 	// Warpgroups says that kernels for warpgroups do, where they are faster than those for warps; else WithoutWarpgroups says why not.
 	Warpgroups        bool
 	WithoutWarpgroups string
+	// Bulk says that weights lie in blocks, and that products with them are by bulk copies (ProductsBulk).
+	Bulk bool
 	// CuBLASLt is the version of the library if it computes products of Used of the model's Shapes, in both orientations and by classes of rows: of Apart
 	// of them also where an adapter's product would ride in the kernels'. If it
 	// computes none it is empty, and WithoutCuBLASLt says why.
@@ -28,6 +30,9 @@ func (r Routes) String() string {
 	text := "products of many rows by warpgroups"
 	if !r.Warpgroups {
 		text = fmt.Sprintf("products of many rows by warps, not by warpgroups (%s)", r.WithoutWarpgroups)
+	}
+	if r.Bulk {
+		text = "products of many rows by bulk copies; others: " + text
 	}
 	if r.CuBLASLt != "" {
 		return fmt.Sprintf("%s, and by cuBLASLt %s in %d of %d shapes, of which %d with an adapter's product behind it", text, r.CuBLASLt, r.Used, r.Shapes, r.Apart)

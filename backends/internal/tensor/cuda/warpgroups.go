@@ -17,7 +17,7 @@ import (
 	"github.com/tinsmith/tinsmith/cudart"
 )
 
-// Products by warpgroups, and by cuBLASLt, are used on devices where another process has found their bits to be those of products by warps. It is another process because a kernel that faults takes the whole context with
+// Products by warpgroups, by cuBLASLt and by bulk copies are used on devices where another process has found their bits to be those of products by warps. It is another process because a kernel that faults takes the whole context with
 // it.
 
 // checkVariable has this program be that process: it holds a checkTask.
@@ -34,6 +34,7 @@ type checkTask struct {
 	Ordinal   int
 	Libraries []string
 	CuBLASLt  *cublasltTask // nil: warpgroups are checked
+	Bulk      *bulkTask     // not nil: bulk copies are
 }
 
 func init() {
@@ -65,9 +66,12 @@ func checkHere(text string) error {
 	if err != nil {
 		return err
 	}
-	if task.CuBLASLt != nil {
+	switch {
+	case task.CuBLASLt != nil:
 		err = task.checkCuBLASLt(driver, v)
-	} else {
+	case task.Bulk != nil:
+		err = task.Bulk.check(v)
+	default:
 		err = v.CheckWarpgroups()
 	}
 	return errors.Join(err, v.Close())
@@ -132,6 +136,7 @@ func (f *findings[T]) of(kind string, check func() T) (finding T, first bool) {
 type known struct {
 	warpgroups findings[verdict]
 	cublaslt   findings[cublasltFinding]
+	bulk       findings[bulkFinding]
 }
 
 var checks known
@@ -183,6 +188,11 @@ func openDevice(driver *cudart.Driver, ordinal int, o Options, known *known) (to
 		return to, err
 	}
 	groups := o.warpgroups(driver, info, ordinal, known)
+	if o.Products == ProductsBulk {
+		if err := o.bulk(driver, info, ordinal, groups.err == nil, known); err != nil {
+			return to, err
+		}
+	}
 	use, err := o.cublaslt(driver, info, ordinal, groups.err == nil, known)
 	if err != nil {
 		return to, err
@@ -199,6 +209,12 @@ func openDevice(driver *cudart.Driver, ordinal int, o Options, known *known) (to
 	to.info, to.routes = info, Routes{Warpgroups: groups.err == nil, Remembered: (groups.remembered || !info.Warpgroups()) && use.remembered}
 	if groups.err != nil {
 		to.routes.WithoutWarpgroups = groups.err.Error()
+	}
+	if o.Products == ProductsBulk {
+		if err := to.UseBulk(); err != nil {
+			return opened{}, errors.Join(fmt.Errorf("%w: %w", ErrProducts, err), to.Close())
+		}
+		to.routes.Bulk, to.routes.Remembered = true, false
 	}
 	if len(use.products) > 0 {
 		if err := to.UseCuBLASLt(use.library, use.products, use.accumulate); err != nil {
