@@ -1,7 +1,8 @@
 // Package cpu is the tensor.Device of the processor: memory from C and kernels in C with vector instructions, chosen when the device is made. It knows no model.
 //
 // Every kernel is one source compiled for each instruction set. avx2 with fma, avx512 and avx512-bf16 give equal bits (Arithmetic "cpu-fma-…"); sse2 has no
-// fused multiply-add and NEON flushes differently, so they have names of their own. Work is cut over the device's threads by rows, columns or heads, never along a
+// fused multiply-add and NEON flushes differently, so they have names of their own. So has amx, which is avx512 but for products of bfloat16 weights: its tiles sum
+// groups of 32 elements (kernels_amx_amd64.c says how), whatever the number of rows. Work is cut over the device's threads by rows, columns or heads, never along a
 // sum, so no result depends on their number.
 package cpu
 
@@ -23,11 +24,11 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/checked"
 )
 
-// Options choose how a device computes; no choice but the ISA "sse2" changes a result.
+// Options choose how a device computes. Of the choices only the ISAs "sse2" and, for products of bfloat16 weights, "amx" change a result.
 type Options struct {
 	// Threads that compute, the calling one included; 0 means one per processor that this process may use.
 	Threads int
-	// ISA is the instruction set: "sse2", "avx2", "avx512", "avx512bf16" on amd64, "neon" on arm64; "" means the best this processor has.
+	// ISA is the instruction set: "sse2", "avx2", "avx512", "avx512bf16", "amx" on amd64, "neon" on arm64; "" means the best this processor has.
 	ISA string
 }
 
@@ -36,7 +37,7 @@ const maxThreads = 1024
 // ISAs lists the instruction sets that New accepts on this processor, the plainest first.
 func ISAs() []string {
 	var have []string
-	for _, isa := range []string{"sse2", "avx2", "avx512", "avx512bf16", "neon"} {
+	for _, isa := range []string{"sse2", "avx2", "avx512", "avx512bf16", "amx", "neon"} {
 		if available(isa) {
 			have = append(have, isa)
 		}

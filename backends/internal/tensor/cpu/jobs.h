@@ -97,9 +97,11 @@ typedef struct {
 typedef struct {
   const char *isa, *arithmetic;
   int64_t lanes, tile_rows, tile_columns, pair_words, peak_chains;
+  int64_t peak_pairs; // multiply-adds of a unit of peak_bf16
   bool (*few_rows)(int64_t rows); // whether matmul_few does so many
   unit_function pack_strip_f32, pack_strip_bf16, pack_few, matmul, matmul_few, matmul_transposed, outer;
   unit_function pack_across_f32, pack_across_bf16, matmul_across; // the transposed product of many rows
+  unit_function pack_amx, matmul_amx, matmul_amx_few, matmul_amx_transposed; // all products of bfloat16 weights, where there are tiles for them (amx.h); else NULL
   unit_function repack;
   unit_function rmsnorm, rmsnorm_backward, rope, swiglu, swiglu_backward;
   unit_function add, scale, add_row, round;

@@ -1,9 +1,6 @@
 // How the factors of matrix products lie in memory, and the packing that brings them there: rows in strips for the kernels that read them, weights in panels. Included once per instruction set.
 
 #define TILE_COLUMNS (TILE_VECTORS * LANES)
-#define UNROLL _Pragma("GCC unroll 16")
-#define ASK(p) __builtin_prefetch(p)
-#define ASK_SECOND(p) __builtin_prefetch(p, 0, 2) // into the second-level cache
 
 // One pair of bfloat16 products: odd element first, then even. This is what vdpbf16ps does. A packed row has PAIR_WORDS words of 32 bits per pair: the pair itself,
 // or its two elements widened.
@@ -167,13 +164,6 @@ static void pack_strip_bf16(const void *job, int64_t unit, worker *w) {
     turn_rows(pairs.f, SOME, rows, some, to + k0 / 2 * PAIR_WORDS * TILE_ROWS);
   }
 }
-// vround is round_bits.
-INLINE vf vround(vf x) {
-  const vi high = (vi){0} + (int32_t)0xffff0000;
-  vi u = (vi)x, near = (u + 0x7fff + ((u >> 16) & 1)) & high, nan = (u | 0x00400000) & high;
-  return vselect((vi)((u & 0x7fffffff) > 0x7f800000), (vf)nan, (vf)near);
-}
-
 // Their rows are packed in chunks of FEW_CHUNK words: chunk 0 of every row, then chunk 1, so that the kernel walks through them with one pointer and packing turns nothing. A word is an element or, where there is
 // an instruction for them, a pair. The last chunk is filled up with zeros. Strips of rows_per_unit rows lie one after another. A unit is one row; a = x, b = the packed rows (addr), type = the weights'.
 static int64_t few_words(int64_t in, bool pairs) { return div_up(pairs ? (in + 1) / 2 * PAIR_WORDS : in, FEW_CHUNK) * FEW_CHUNK; } // of a packed row

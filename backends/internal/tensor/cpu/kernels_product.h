@@ -114,11 +114,6 @@ DEFINE_BLOCK(scores_inside) // a[r·PAGE + k]
 DEFINE_BLOCK(depth_outside_asking) // depth_outside that asks for memory ahead
 DEFINE_BLOCK(depth_outside_past) // this one writes c past the caches; columns are whole halves of tiles
 
-// add_tile adds a tile that was summed apart.
-INLINE void add_tile(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t rows, int64_t columns) {
-  for (int64_t r = 0; r < rows; r++, to += to_stride, from += from_stride) EACH_16(columns) STORE(to, ladd(LOAD(to), LOAD(from)));
-}
-
 // block is a piece of the inner axis that is multiplied at once: depth steps from k on of product q, in segment s. first and last: of the segment's chain.
 typedef struct {
   const product_job *q;
@@ -140,16 +135,6 @@ INLINE block block_after(const product_job *j, block b, int64_t continued, int64
   if (b.q->continued) return bounded(b.q->continued, b.s, steps_before(b.q->continued, b.s, continued, elements), false, continued, elements, most, unit);
   if (b.s + 1 == j->cut.count) return (block){0};
   return bounded(j, b.s + 1, steps_before(j, b.s + 1, first, elements), true, first, elements, most, unit);
-}
-
-// partial_sums is where a unit of y has its chains and the sums of its segments: y itself and, from row and column on, as wide tiles beside it.
-typedef struct {
-  view y;
-  float *beside;
-  int64_t row, column, stride, size; // size: from one to the next
-} partial_sums;
-INLINE float *sum_at(const partial_sums *p, int64_t i, int64_t row, int64_t column) {
-  return i ? p->beside + (i - 1) * p->size + (row - p->row) * p->stride + column - p->column : row_of(p->y, row) + column;
 }
 
 // Few rows: the weights are read once, at the speed of memory, from several panels at once to have enough chains and enough requests under way (but see product_job's linear). X(rows, panels)
@@ -391,12 +376,6 @@ INLINE const char *weights_ahead(const product_job *j, int64_t unit, int64_t p0,
   return weights_at(j->w, first, 0);
 }
 
-// sums_beside is the partial sums of a unit of y: rows of strips from s0 on, columns from first on, as many as lie in so many panels.
-INLINE partial_sums sums_beside(const product_job *j, int64_t s0, int64_t s1, int64_t first, float *memory) {
-  int64_t within = j->first_row % j->strip_rows, width = j->panels_per_unit * PANEL;
-  return (partial_sums){.y = j->y, .beside = memory, .row = s0 * j->strip_rows - (s0 ? within : 0), .column = first, .stride = width, .size = (s1 - s0) * j->strip_rows * width};
-}
-
 // A unit is a block of strips × some panels; columns come first in its number.
 static void matmul(const void *job, int64_t unit, worker *w) {
   const product_job *j = job;
@@ -440,38 +419,10 @@ static void transpose_f32(const float *from, int64_t stride, float *to) {
     }
   }
 }
-// transpose_bf16 turns 16 pairs of k × 32 n into pairs of n × 32 k: 16 rows of these, or the first ones as far as somebody wants them. In units of 64 bits (two n, two k) it is a transposition; within one, the
-// middle halves change places.
 #ifdef BF16_DOT
-typedef uint64_t two_pairs __attribute__((vector_size(64)));
-typedef uint16_t their_halves __attribute__((vector_size(64)));
-static void transpose_bf16(const uint64_t *from, int64_t wanted, uint64_t *to) {
-  UNROLL for (int k = 0; k < 16; k++) ASK(from + (16 + k) * 16), ASK(from + (16 + k) * 16 + 8); // the next block
-  for (int n = 0; n < 16 && n < wanted; n += 8)
-    for (int k = 0; k < 16; k += 8) { // 8 × 8 units
-      two_pairs a[8], b[8];
-      UNROLL for (int i = 0; i < 8; i++) {
-        their_halves x;
-        memcpy(&x, from + (k + i) * 16 + n, sizeof x);
-        a[i] = (two_pairs)__builtin_shufflevector(x, x, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15, 16, 18, 17, 19, 20, 22, 21, 23, 24, 26, 25, 27, 28, 30, 29, 31);
-      }
-      UNROLL for (int i = 0; i < 8; i += 2) { // neighbours
-        b[i] = __builtin_shufflevector(a[i], a[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
-        b[i + 1] = __builtin_shufflevector(a[i], a[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
-      }
-      UNROLL for (int i = 0; i < 8; i += 4)
-        UNROLL for (int l = i; l < i + 2; l++) { // pairs of them
-          a[l] = __builtin_shufflevector(b[l], b[l + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-          a[l + 2] = __builtin_shufflevector(b[l], b[l + 2], 2, 3, 10, 11, 6, 7, 14, 15);
-        }
-      UNROLL for (int i = 0; i < 4; i++) { // and fours
-        b[i] = __builtin_shufflevector(a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-        b[i + 4] = __builtin_shufflevector(a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
-      }
-      UNROLL for (int i = 0; i < 8; i++) memcpy(to + (n + i) * 16 + k, &b[i], sizeof b[i]);
-    }
-}
+#include "kernels_turn.h"
 #else
+// transpose_bf16 is that of kernels_turn.h, element by element.
 static void transpose_bf16(const uint64_t *from, int64_t wanted, uint64_t *to) {
   uint64_t t[16][16];
   for (int k = 0; k < 16; k++) {

@@ -6,6 +6,9 @@
 #define PARTS (16 / LANES)
 #define EACH_PART _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++)
 #define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+#define ASK(p) __builtin_prefetch(p)
+#define ASK_SECOND(p) __builtin_prefetch(p, 0, 2) // into the second-level cache
 
 // IN_REGISTER keeps the compiler from loading a value again at every use: two loads per multiply-add are more than processors do.
 #if defined(EMULATE_AVX512)
@@ -21,6 +24,14 @@ typedef struct {
 } lanes;
 
 INLINE vf vselect(vi mask, vf a, vf b) { return (vf)(((vi)a & mask) | ((vi)b & ~mask)); }
+
+// vround is round_bits.
+INLINE vf vround(vf x) {
+  const vi high = (vi){0} + (int32_t)0xffff0000;
+  vi u = (vi)x, near = (u + 0x7fff + ((u >> 16) & 1)) & high, nan = (u | 0x00400000) & high;
+  return vselect((vi)((u & 0x7fffffff) > 0x7f800000), (vf)nan, (vf)near);
+}
+
 
 // vexp_each makes n vectors, at most 4, eˣ to about one unit in the last place: 2ⁿ · p(r), r = x - n·ln 2. It gives 0 below -104, +Inf above 89, and NaN for NaN. Step by step for all of them: one alone is a single
 // chain, whose every step waits for the one before.

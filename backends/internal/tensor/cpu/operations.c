@@ -9,7 +9,22 @@
 #include <unistd.h>
 
 #if defined(__x86_64__)
-extern const kernels kernels_sse2, kernels_avx2, kernels_avx512, kernels_avx512bf16;
+#include <cpuid.h>
+#include <sys/syscall.h>
+extern const kernels kernels_sse2, kernels_avx2, kernels_avx512, kernels_avx512bf16, kernels_amx;
+
+#ifndef EMULATE_AVX512
+// tiles_granted tells whether this process may use tiles: their state is large, so that Linux saves it only for those who have asked. It holds for all threads, and asking again changes nothing.
+static bool tiles_granted(void) {
+  enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+  return !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
+}
+// has_tiles tells whether the processor has AMX with bfloat16.
+static bool has_tiles(void) {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & 1u << 22) && (d & 1u << 24);
+}
+#endif
 #else
 extern const kernels kernels_neon;
 #endif
@@ -22,11 +37,14 @@ static const kernels *find_kernels(const char *isa) {
   bool dot = avx512 && __builtin_cpu_supports("avx512bf16");
 #ifdef EMULATE_AVX512
   avx512 = dot = avx2;
+  bool tiles = avx2;
+#else
+  bool tiles = avx512 && has_tiles() && tiles_granted();
 #endif
   const struct {
     const kernels *k;
     bool available;
-  } all[] = {{&kernels_avx512bf16, dot}, {&kernels_avx512, avx512}, {&kernels_avx2, avx2}, {&kernels_sse2, true}};
+  } all[] = {{&kernels_amx, tiles}, {&kernels_avx512bf16, dot}, {&kernels_avx512, avx512}, {&kernels_avx2, avx2}, {&kernels_sse2, true}};
 #else
   const struct {
     const kernels *k;
@@ -513,7 +531,7 @@ int64_t op_peak(device *d, int type) {
   rows_job j = {.a = {.addr = (uintptr_t)&sink}, .x = 0.25f};
   int64_t units = threads_count(d->t) * 160; // some milliseconds: a thread may take one to get a processor of its own
   threads_run(d->t, type == BFLOAT16 ? d->k->peak_bf16 : d->k->peak_f32, &j, units, 1e9);
-  return units * PEAK_STEPS * d->k->peak_chains * d->k->lanes * (type == BFLOAT16 ? 4 : 2);
+  return 2 * units * (type == BFLOAT16 ? d->k->peak_pairs : PEAK_STEPS * d->k->peak_chains * d->k->lanes);
 }
 void op_read(device *d, uintptr_t memory, int64_t mib, bool ahead) {
   float sink = 0;

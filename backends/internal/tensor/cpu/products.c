@@ -1,5 +1,6 @@
 // Matrix products: one matrix or many in one operation, each for its own rows. The rows are packed for the kernels first, then all parts are cut into units that the threads
 // share, so that many small products cost about what one large one does.
+#include "amx.h"
 #include "device.h"
 
 #include <stdlib.h>
@@ -17,6 +18,7 @@ typedef struct part {
   int64_t columns;
   float factor;
   int round;
+  bool few;        // its rows are those of few_rows or their like: weights are read once
   bool shared;     // whether it reads rows that another part has packed:
   int64_t owner;   // this one, before it; else itself
   int64_t own_at;  // where each thread's own packed rows begin in its memory
@@ -118,15 +120,51 @@ static bool shares(const kernels *k, part *p, const part *owner) {
   view a = p->rows.a, b = owner->rows.a;
   if (p->pack != owner->pack || p->rows.type != owner->rows.type || a.cols != b.cols || a.type != b.type) return false;
   if (a.index != b.index) return false;
+  const bool tiles = p->pack == k->pack_amx;
+  if (tiles && memcmp(&p->rows.cut, &owner->rows.cut, sizeof p->rows.cut)) return false; // rows in tiles have groups that begin with segments
   if (a.addr == b.addr && a.rows == b.rows && (a.stride == b.stride || a.rows == 1)) return p->strip_rows == owner->strip_rows;
   if (a.index) return false;
   int64_t row = a.stride * (a.type == BFLOAT16 ? 2 : 4), distance = (int64_t)(a.addr - b.addr);
   if (a.stride != b.stride || a.addr < b.addr || distance % row || distance / row + a.rows > b.rows) return false;
   int64_t first = distance / row;
   if (p->multiply == k->matmul_across && first % owner->strip_rows) return false; // rows in the lanes: they begin with a strip
+  if (tiles && first % AMX_ROWS) return false;
   p->product.first_row = first, p->product.packed_rows = b.rows, p->product.strip_rows = owner->strip_rows;
-  if (p->multiply != k->matmul_few) p->strip_rows = owner->strip_rows, p->within = first % owner->strip_rows;
+  if (p->multiply != k->matmul_few && !tiles) p->strip_rows = owner->strip_rows, p->within = first % owner->strip_rows;
   return true;
+}
+
+enum { AMX_BLOCK_BYTES = 5 << 18, AMX_BLOCK_ROWS = 512, AMX_LEAST_ROWS = 128 }; // of packed rows that stay in the second-level cache, and rows of a unit
+enum { AMX_LONG = 8192, AMX_LONG_ROWS = 256 };                                   // an inner axis of which they do not; blocks of it do, and the sums of so many rows
+
+// prepare_amx is prepare where there are tiles, for weights of bfloat16.
+static int64_t prepare_amx(const device *d, part *p, const product *g, bool head, view y, view x, int64_t share, const part *owner) {
+  const kernels *k = d->k;
+  const bool few = !g->transposed && y.rows <= AMX_STRIP;
+  segments inner = {1, {(int32_t)x.cols}};
+  if (g->cut.count) inner.count = g->cut.count, memcpy(inner.ends, g->cut.ends, sizeof inner.ends[0] * (size_t)inner.count);
+  const int64_t packs = div_up(y.rows, AMX_ROWS);
+  *p = (part){.pack = k->pack_amx, .multiply = few ? k->matmul_amx_few : g->transposed ? k->matmul_amx_transposed : k->matmul_amx,
+              .rows = {.a = x, .rows_per_unit = AMX_ROWS, .type = BFLOAT16, .cut = inner},
+              .product = {.y = y, .w = g->w, .strip_rows = AMX_STRIP, .accumulate = g->accumulate, .packed_rows = y.rows, .cut = inner, .permutes_bytes = d->permutes_bytes},
+              .packed_bytes = packs * amx_groups(&inner) * AMX_TILE_BYTES + 64, .packs = packs, .strip_rows = AMX_STRIP, .panel_columns = PANEL, .columns = y.cols, .factor = g->factor, .round = g->round, .few = few};
+  p->shared = owner && shares(k, p, owner);
+  if (p->shared) p->packs = 0, p->packed_bytes = 0;
+  if (head) return 0;
+  const int64_t panels = div_up(p->columns, PANEL), strips = div_up(y.rows, AMX_STRIP);
+  if (few) {
+    int64_t each = div_up(panels, share * 2), most = FEW_BYTES / (2 * (panel_bytes(g->w) + 1)); // two at once
+    if (each > most) each = most;
+    if (each < 1) each = 1;
+    return cut(p, strips, strips, panels, each * 2, each * 2, 1);
+  }
+  int64_t rows = x.cols > AMX_LONG ? AMX_LONG_ROWS : AMX_BLOCK_BYTES / (2 * x.cols + 1), most = MOST_PANELS;
+  rows = rows < AMX_LEAST_ROWS ? AMX_LEAST_ROWS : rows > AMX_BLOCK_ROWS ? AMX_BLOCK_ROWS : rows;
+  if (inner.count > 1 && x.cols <= AMX_LONG) {
+    most = CUT_SUMS_BYTES / ((strips < rows / AMX_STRIP ? strips * AMX_STRIP : rows) * PANEL * 4 * (PARTIAL_SUMS - 1));
+    most = most < 2 ? 2 : most > MOST_PANELS ? MOST_PANELS : most;
+  }
+  return cut(p, strips, rows / AMX_STRIP, panels, 2, most, share);
 }
 
 // prepare makes the part of rows [from, to) of a product, all but where the packed rows are, with about share of the units. It gives their number. owner is the part whose rows it may share, NULL if there is none; head the part whose chains it continues, whose units do its work.
@@ -136,6 +174,7 @@ static int64_t prepare(const device *d, part *p, const product *g, const part *h
   view y = rows_of(g->y, from, to), x = rows_of(g->x, from, to);
   bool accumulate = g->accumulate, transposed = g->transposed;
   y.cols = transposed ? w.in : w.out, x.cols = transposed ? w.out : w.in;
+  if (in_pairs(w) && k->matmul_amx) return prepare_amx(d, p, g, head != NULL, y, x, share, owner);
   bool pairs = in_pairs(w), across = head ? head->multiply == k->matmul_across : transposed && y.rows >= ACROSS_FROM_ROWS && w.out >= ACROSS_FROM_DEPTH;
   int64_t few_strips = div_up(y.rows, k->tile_rows);
   bool few = !transposed && few_strips <= (w.type == E4M3 ? 1 : FEW_STRIPS) && k->few_rows(div_up(y.rows, few_strips));
@@ -143,7 +182,7 @@ static int64_t prepare(const device *d, part *p, const product *g, const part *h
   if (few) depth = div_up(depth, FEW_CHUNK) * FEW_CHUNK;
   int64_t strips = div_up(y.rows, width), strip_rows = across ? width : div_up(y.rows, strips); // even ones: a tile of few rows has too few chains to keep the multipliers busy
   *p = (part){.rows = {.a = x, .rows_per_unit = strip_rows, .type = pairs ? BFLOAT16 : FLOAT32}, .product = {.y = y, .w = w, .strip_rows = strip_rows, .accumulate = accumulate, .packed_rows = y.rows},
-              .packed_bytes = ((few ? y.rows : strips * width) * depth * 4 + 127) / 64 * 64, .packs = few ? y.rows : strips, .strip_rows = strip_rows, .panel_columns = across ? k->tile_rows : PANEL, .columns = y.cols, .factor = g->factor, .round = g->round};
+              .packed_bytes = ((few ? y.rows : strips * width) * depth * 4 + 127) / 64 * 64, .packs = few ? y.rows : strips, .strip_rows = strip_rows, .panel_columns = across ? k->tile_rows : PANEL, .columns = y.cols, .factor = g->factor, .round = g->round, .few = few};
   p->product.cut = g->cut, p->product.permutes_bytes = d->permutes_bytes;
   if (!g->cut.count) p->product.cut = (segments){1, {(int32_t)x.cols}};
   int64_t panels = div_up(p->columns, p->panel_columns);
@@ -193,6 +232,7 @@ enum { OWN_PACKING = 8000 }; // nanoseconds of packing few rows up to which ever
 static int64_t sums_bytes(const kernels *k, const part *p) {
   const product_job *j = &p->product;
   int64_t beside = j->cut.count > 1 ? PARTIAL_SUMS - 1 : 0, rows = j->strips_per_unit * p->strip_rows, columns = j->panels_per_unit * p->panel_columns;
+  if (p->pack == k->pack_amx) return AMX_SCRATCH * PANEL * 2 + beside * rows * columns * 4;
   if (p->multiply == k->matmul_across) return columns * (DEPTH + (beside + 1) * rows) * 4;
   int64_t weights = p->multiply == k->matmul_transposed ? (DEPTH + 2 * PANEL) * PANEL : j->w.type == E4M3 ? DEPTH * PANEL : 0;
   return (beside * rows * columns + weights) * 4;
@@ -285,12 +325,12 @@ int op_products(device *d, const product *products, int64_t n) {
       }
       count++;
       if (!p->shared) owner = count - 1;
-      bool few = p->pack == d->k->pack_few;
+      const bool few = p->few, tiles = p->pack == d->k->pack_amx;
       p->owner = owner, p->own_at = bytes;
-      all_few = all_few && few, once = once && few && rows <= d->k->tile_rows;
+      all_few = all_few && few, once = once && few && rows <= (tiles ? AMX_STRIP : d->k->tile_rows);
       p->first_pack = packs, p->first_unit = units, p->product.units = more;
       packs += p->packs, units += more, bytes += p->packed_bytes;
-      if (!p->shared) packing += (double)rows * (double)in * (few ? 0.2 : in_pairs(g->w) ? 1 : 0.5);
+      if (!p->shared) packing += (double)rows * (double)in * (few || tiles ? 0.2 : in_pairs(g->w) ? 1 : 0.5);
       cost += own_cost;
       int64_t need = few || g->continues ? 0 : sums_bytes(d->k, p);
       own = need > own ? need : own;
