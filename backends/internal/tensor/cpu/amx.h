@@ -7,7 +7,7 @@
 enum { AMX_ROWS = 16, AMX_GROUP = 32 };                 // rows of a tile, and elements of the inner axis that it has
 enum { AMX_STRIP = 2 * AMX_ROWS };                      // rows that are multiplied at once; so many at most are few
 enum { AMX_TILE_BYTES = AMX_ROWS * AMX_GROUP * 2 };     // of packed rows
-enum { AMX_DEPTH = 512 };                               // inner axis of a block of weights, in elements; whole panels
+enum { AMX_DEPTH = 256 };                               // inner axis of a block of weights, in elements; whole panels
 enum { AMX_SCRATCH = AMX_DEPTH + 2 * AMX_GROUP };       // of which a worker's memory has room for PANEL columns, in bfloat16
 
 enum { AMX_PEAK_TILES = PEAK_STEPS };                   // of a unit of the ceiling

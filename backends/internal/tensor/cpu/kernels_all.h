@@ -8,6 +8,7 @@
 #include "kernels_pack.h"
 #include "kernels_e4m3.h"
 #include "kernels_sums.h"
+#include "kernels_requests.h"
 #include "kernels_product.h"
 #include "kernels_outer.h"
 #include "kernels_attention.h"

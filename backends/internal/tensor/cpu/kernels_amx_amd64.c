@@ -12,9 +12,9 @@
 #include "amx.h"
 #include "vector_avx512.h"
 #include "lanes.h"
-#include "kernels_sums.h"
 #include "kernels_e4m3.h"
 #include "kernels_turn.h"
+#include "kernels_requests.h"
 #ifdef EMULATE_AVX512
 #include "tiles_amx_emulated.h"
 #else
@@ -22,6 +22,7 @@
 #endif
 
 enum { STEP_BYTES = PANEL * 4, GROUP_STEPS = AMX_GROUP / 2, GROUP_BYTES = GROUP_STEPS * STEP_BYTES, HALF_BYTES = STEP_BYTES / 2 }; // of weights: of a pair of the inner axis, and so many pairs; HALF_BYTES: of a tile's columns
+enum { AHEAD = 4096 }; // bytes of weights asked for in advance where they are read once
 
 // shape gives the tiles of sums and rows their numbers of rows: above is the first ones', below the second ones'.
 static void shape(int64_t above, int64_t below) {
@@ -37,9 +38,43 @@ typedef struct {
   int64_t stride;
 } place;
 
+// A unit's sums lie beside y until they are whole, a strip's of one panel together: rows of y are often a multiple of 4 KiB apart, and a tile of such rows has room in few places of the first-level cache.
+enum { SUMS = AMX_STRIP * PANEL };
+
+// unit_sums has PARTIAL_SUMS times the sums of a unit, or once if there are no segments.
+typedef struct {
+  float *at;
+  int64_t strips, panels;
+} unit_sums;
+INLINE float *sums_of(const unit_sums *u, int64_t i, int64_t strip, int64_t panel) { return u->at + ((i * u->panels + panel) * u->strips + strip) * SUMS; }
+
+// addition is sums of a segment that are complete, and those of the segments before it that become whole with them: where the sum goes, and what is added from the last one on. It is done piece by piece while tiles are multiplied.
+typedef struct {
+  const float *own, *others[PARTIAL_SUMS];
+  float *to;
+  int64_t count, done; // of others, and of SUMS
+} addition;
+static addition segments_added(const unit_sums *u, int64_t s, int64_t strip, int64_t panel, const float *own) {
+  const int64_t at = partial_sum(s);
+  addition a = {.own = own, .count = sums_after(s)};
+  for (int64_t n = 0; n < a.count; n++) a.others[n] = sums_of(u, at - 1 - n, strip, panel);
+  a.to = sums_of(u, at - a.count, strip, panel);
+  return a;
+}
+INLINE void add_some(addition *a, int64_t n) { // n is a multiple of LANES; all sums of a that has none are done
+  const int64_t end = a->done + n < SUMS ? a->done + n : SUMS;
+  for (; a->done < end; a->done += LANES) {
+    vf sum = vload(a->own + a->done);
+    for (int64_t k = 0; k < a->count; k++) sum = vload(a->others[k] + a->done) + sum;
+    vstore(a->to + a->done, sum);
+  }
+}
+static const addition nothing = {.done = SUMS};
+
 // multiply does the rows of one tile, or of two that lie after bytes apart, by groups of weights of one panel; b's pairs lie one after another. The sums begin with what is in from, or with zero, and go to to. With every group it asks
-// for so many lines of memory from ahead on.
-INLINE void multiply(const bool two, const char *a, int64_t after, const char *b, int64_t groups, bool zero, place from, place to, const char *ahead, int64_t lines) {
+// for some of the lines that soon is about, and does a share of what is to be added.
+INLINE void multiply(const bool two, const char *a, int64_t after, const char *b, int64_t groups, bool zero, place from, place to, requests *soon, addition *add) {
+  const int64_t share = groups ? div_up(SUMS / LANES, groups) * LANES : 0;
   if (zero) {
     TILE_ZERO(0);
     TILE_ZERO(1);
@@ -64,7 +99,9 @@ INLINE void multiply(const bool two, const char *a, int64_t after, const char *b
       TILE_DOT(2, 5, 6);
       TILE_DOT(3, 5, 7);
     }
-    for (int64_t i = 0; i < lines; i++, ahead += 64) ASK_SECOND(ahead);
+    ask_some(soon);
+    ask_some(soon + 1);
+    add_some(add, share);
   }
   TILE_STORE(0, to.at, to.stride * 4);
   TILE_STORE(1, to.at + AMX_ROWS, to.stride * 4);
@@ -74,22 +111,21 @@ INLINE void multiply(const bool two, const char *a, int64_t after, const char *b
   }
 }
 
-// multiply_panels does the rows of one tile by groups of two panels, the second one's weights after bytes behind the first one's and its sums PANEL columns on. b is asked for in advance.
-INLINE void multiply_panels(const char *a, const char *b, int64_t after, int64_t groups, bool zero, place from, place to) {
-  enum { NEAR = 4096 };
+// multiply_panels does the rows of one tile by groups of two panels, the second one's weights after bytes behind the first one's and its sums PANEL columns on. b is asked for in advance, so many lines of it with every group.
+INLINE void multiply_panels(const char *a, const char *b, int64_t after, int64_t groups, bool zero, place sums, int64_t lines) {
   if (zero) {
     TILE_ZERO(0);
     TILE_ZERO(1);
     TILE_ZERO(2);
     TILE_ZERO(3);
   } else {
-    TILE_LOAD(0, from.at, from.stride * 4);
-    TILE_LOAD(1, from.at + AMX_ROWS, from.stride * 4);
-    TILE_LOAD(2, from.at + PANEL, from.stride * 4);
-    TILE_LOAD(3, from.at + PANEL + AMX_ROWS, from.stride * 4);
+    TILE_LOAD(0, sums.at, sums.stride * 4);
+    TILE_LOAD(1, sums.at + AMX_ROWS, sums.stride * 4);
+    TILE_LOAD(2, sums.at + PANEL, sums.stride * 4);
+    TILE_LOAD(3, sums.at + PANEL + AMX_ROWS, sums.stride * 4);
   }
   for (int64_t g = 0; g < groups; g++, a += AMX_TILE_BYTES, b += GROUP_BYTES) {
-    for (int i = 0; i < GROUP_BYTES; i += 64) ASK(b + NEAR + i), ASK(b + after + NEAR + i);
+    for (int64_t i = 0; i < lines * 64; i += 64) ASK(b + AHEAD + i), ASK(b + after + AHEAD + i);
     TILE_LOAD(4, a, AMX_GROUP * 2);
     TILE_LOAD(6, b, STEP_BYTES);
     TILE_LOAD(7, b + HALF_BYTES, STEP_BYTES);
@@ -100,28 +136,30 @@ INLINE void multiply_panels(const char *a, const char *b, int64_t after, int64_t
     TILE_DOT(2, 4, 6);
     TILE_DOT(3, 4, 7);
   }
-  TILE_STORE(0, to.at, to.stride * 4);
-  TILE_STORE(1, to.at + AMX_ROWS, to.stride * 4);
-  TILE_STORE(2, to.at + PANEL, to.stride * 4);
-  TILE_STORE(3, to.at + PANEL + AMX_ROWS, to.stride * 4);
-}
-
-// edge is a place for sums beside those that have fewer columns than a panel.
-typedef struct {
-  float sums[AMX_STRIP * PANEL];
-} edge;
-static void copy_sums(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t rows, int64_t columns) {
-  for (int64_t r = 0; r < rows; r++) memcpy(to + r * to_stride, from + r * from_stride, (size_t)columns * 4);
+  TILE_STORE(0, sums.at, sums.stride * 4);
+  TILE_STORE(1, sums.at + AMX_ROWS, sums.stride * 4);
+  TILE_STORE(2, sums.at + PANEL, sums.stride * 4);
+  TILE_STORE(3, sums.at + PANEL + AMX_ROWS, sums.stride * 4);
 }
 
 // segment_end is where segment s of an inner axis of so many elements ends, and segment_start where it begins.
 static int64_t segment_end(const product_job *q, int64_t s, int64_t elements) { return s + 1 == q->cut.count ? elements : q->cut.ends[s]; }
 static int64_t segment_start(const product_job *q, int64_t s) { return s ? q->cut.ends[s - 1] : 0; }
-// groups_before is how many groups of packed rows lie before segment s.
-static int64_t groups_before(const product_job *q, int64_t s) {
+
+// Packed rows lie in blocks of the inner axis, BLOCK_GROUPS groups but for a segment's last: in a block tile after tile, and of a tile group after group. What is multiplied at once lies together then, however long rows are.
+enum { BLOCK_GROUPS = AMX_DEPTH / AMX_GROUP };
+// packed_block is where the group of an element of segment s, at elements behind its first one, lies of a tile of all of them, and next the distance of the next tile's.
+typedef struct {
+  const char *at;
+  int64_t next;
+} packed_block;
+static packed_block packed_at(const product_job *q, int64_t s, int64_t elements, int64_t at, int64_t tile) {
+  const int64_t tiles_in_all = div_up(q->packed_rows, AMX_ROWS), own = div_up(segment_end(q, s, elements) - segment_start(q, s), AMX_GROUP), first = at / AMX_DEPTH * BLOCK_GROUPS, within = at % AMX_DEPTH / AMX_GROUP;
+  const int64_t groups = own - first < BLOCK_GROUPS ? own - first : BLOCK_GROUPS;
   segments before = q->cut;
   before.count = s;
-  return amx_groups(&before);
+  const char *block = (const char *)q->strips + (amx_groups(&before) + first) * tiles_in_all * AMX_TILE_BYTES;
+  return (packed_block){block + (tile * groups + within) * AMX_TILE_BYTES, groups * AMX_TILE_BYTES};
 }
 
 // round_group writes the n numbers at x, AMX_GROUP at most, as bfloat16, and zeros behind them.
@@ -134,20 +172,24 @@ INLINE void round_group(const float *x, int64_t n, char *to) {
   _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, _mm512_loadu_si512(upper), b));
 }
 
-// pack_amx packs the rows of one tile: for each group of the inner axis, in the order of the segments that cut has, AMX_ROWS rows of AMX_GROUP numbers. a = x, b = the packed rows (addr), cut = the inner axis.
+// pack_amx packs the rows of one tile. a = x, b = the packed rows (addr), cut = the inner axis.
 void pack_amx(const void *job, int64_t unit, worker *w) {
   (void)w;
   const rows_job *j = job;
-  const int64_t first = unit * AMX_ROWS, rows = j->a.rows - first < AMX_ROWS ? j->a.rows - first : AMX_ROWS;
-  char *tiles_at = (char *)j->b.addr + unit * amx_groups(&j->cut) * AMX_TILE_BYTES;
+  const int64_t first = unit * AMX_ROWS, rows = j->a.rows - first < AMX_ROWS ? j->a.rows - first : AMX_ROWS, tiles_in_all = div_up(j->a.rows, AMX_ROWS);
   for (int64_t r = 0; r < rows; r++) {
     const char *row = (const char *)picked_row(j->a, first + r);
-    char *to = tiles_at + r * AMX_GROUP * 2;
+    char *block = (char *)j->b.addr + r * AMX_GROUP * 2;
     for (int64_t s = 0, k = 0; s < j->cut.count; s++)
-      for (int64_t n; k < j->cut.ends[s]; k += n, to += AMX_TILE_BYTES) {
-        n = j->cut.ends[s] - k < AMX_GROUP ? j->cut.ends[s] - k : AMX_GROUP;
-        if (j->a.type == BFLOAT16) memcpy(to, row + 2 * k, (size_t)n * 2), memset(to + 2 * n, 0, (size_t)(AMX_GROUP - n) * 2);
-        else round_group((const float *)row + k, n, to);
+      while (k < j->cut.ends[s]) {
+        const int64_t end = k + AMX_DEPTH < j->cut.ends[s] ? k + AMX_DEPTH : j->cut.ends[s], groups = div_up(end - k, AMX_GROUP);
+        char *to = block + unit * groups * AMX_TILE_BYTES;
+        block += tiles_in_all * groups * AMX_TILE_BYTES;
+        for (int64_t n; k < end; k += n, to += AMX_TILE_BYTES) {
+          n = end - k < AMX_GROUP ? end - k : AMX_GROUP;
+          if (j->a.type == BFLOAT16) memcpy(to, row + 2 * k, (size_t)n * 2), memset(to + 2 * n, 0, (size_t)(AMX_GROUP - n) * 2);
+          else round_group((const float *)row + k, n, to);
+        }
       }
   }
 }
@@ -183,94 +225,114 @@ static char *weights_turned(const product_job *q, int64_t group, int64_t n, int6
 
 // step is what a unit's rows are multiplied by at the moment.
 typedef struct {
-  const product_job *q;       // whose rows
-  const partial_sums *sums;
-  int64_t s, first_group;     // segment, and the first of its groups
-  bool zero, last;            // whether its sums begin, and whether they end
+  packed_block rows; // of the first strip
+  int64_t s;         // segment
+  bool zero, last;   // whether its sums begin, and whether they end
 } step;
 
-// add_segments adds the sums of the segments that segment s, whose own are in own, makes whole, for one strip and panel.
-static void add_segments(const partial_sums *sums, int64_t s, int64_t row, int64_t rows, int64_t column, int64_t columns, place own) {
-  const int64_t at = partial_sum(s), count = sums_after(s), to = at - count;
-  const float *others[PARTIAL_SUMS];
-  int64_t strides[PARTIAL_SUMS];
-  for (int64_t i = 0; i < count; i++) others[i] = sum_at(sums, at - 1 - i, row, column), strides[i] = at - 1 - i ? sums->stride : sums->y.stride;
-  float *y = sum_at(sums, to, row, column);
-  const int64_t stride = to ? sums->stride : sums->y.stride;
-  for (int64_t r = 0; r < rows; r++)
-    EACH_16(columns) {
-      lanes sum = LOAD(own.at + r * own.stride);
-      for (int64_t i = 0; i < count; i++) sum = ladd(LOAD(others[i] + r * strides[i]), sum);
-      STORE(y + r * stride, sum);
+// run_block multiplies rows [row, end) of y by groups of weights of one panel, which lie at b.
+static void run_block(const step *k, const unit_sums *u, int64_t row, int64_t end, int64_t panel, const char *b, int64_t groups, requests *soon) {
+  const bool adds = k->last && sums_after(k->s) > 0;
+  _Alignas(64) float own[2][SUMS]; // of this strip and of the one before it
+  addition before = nothing;
+  int64_t above = AMX_ROWS, below = AMX_ROWS; // rows of the shapes
+  for (int64_t strip = 0; row < end; row += AMX_STRIP, strip++) {
+    const int64_t rows = end - row < AMX_STRIP ? end - row : AMX_STRIP, first = rows < AMX_ROWS ? rows : AMX_ROWS, second = rows - first;
+    if (first != above || (second && second != below)) shape(above = first, below = second);
+    const char *a = k->rows.at + 2 * strip * k->rows.next;
+    const place from = {sums_of(u, partial_sum(k->s), strip, panel), PANEL}, to = adds ? (place){own[strip % 2], PANEL} : from;
+    if (second) multiply(true, a, k->rows.next, b, groups, k->zero, from, to, soon, &before);
+    else multiply(false, a, 0, b, groups, k->zero, from, to, soon, &before);
+    add_some(&before, SUMS); // what is left without groups
+    if (adds) before = segments_added(u, k->s, strip, panel, own[strip % 2]);
+  }
+  add_some(&before, SUMS);
+  if (above != AMX_ROWS || below != AMX_ROWS) shape(AMX_ROWS, AMX_ROWS);
+}
+
+// read_sums reads what a unit's sums begin with: rows [row, end) of y, all its columns from first on.
+static void read_sums(const product_job *j, const unit_sums *u, int64_t row, int64_t end, int64_t first, int64_t all) {
+  for (int64_t r = row; r < end; r++)
+    for (int64_t p = 0; p < u->panels; p++) {
+      const int64_t columns = all - first - p * PANEL;
+      memcpy(sums_of(u, 0, (r - row) / AMX_STRIP, p) + (r - row) % AMX_STRIP * PANEL, row_of(j->y, r) + first + p * PANEL, (size_t)(columns < PANEL ? columns : PANEL) * 4);
+    }
+}
+// write_sums writes them there in the end; past the caches if past says so.
+INLINE void write_sums(const product_job *j, const unit_sums *u, int64_t row, int64_t end, int64_t first, int64_t all, const bool past) {
+  for (int64_t r = row; r < end; r++)
+    for (int64_t p = 0; p < u->panels; p++) {
+      float *y = row_of(j->y, r) + first + p * PANEL;
+      const float *sums = sums_of(u, 0, (r - row) / AMX_STRIP, p) + (r - row) % AMX_STRIP * PANEL;
+      const int64_t columns = all - first - p * PANEL;
+      if (columns < PANEL) memcpy(y, sums, (size_t)columns * 4);
+      else if (past) vstore_past(y, vload(sums)), vstore_past(y + LANES, vload(sums + LANES));
+      else vstore(y, vload(sums)), vstore(y + LANES, vload(sums + LANES));
     }
 }
 
-// run_block multiplies rows [row, end) of y by groups of weights of one panel, which lie at b.
-static void run_block(const step *k, int64_t row, int64_t end, int64_t column, int64_t columns, const char *b, int64_t groups, const char *ahead, int64_t lines) {
-  const product_job *q = k->q;
-  const int64_t at = partial_sum(k->s), tile_bytes = amx_groups(&q->cut) * AMX_TILE_BYTES;
-  const bool adds = k->last && sums_after(k->s) > 0;
-  int64_t above = AMX_ROWS, below = AMX_ROWS; // rows of the shapes
-  for (; row < end; row += AMX_STRIP) {
-    const int64_t rows = end - row < AMX_STRIP ? end - row : AMX_STRIP, first = rows < AMX_ROWS ? rows : AMX_ROWS, second = rows - first;
-    if (first != above || (second && second != below)) shape(above = first, below = second);
-    const char *a = (const char *)q->strips + (q->first_row + row) / AMX_ROWS * tile_bytes + k->first_group * AMX_TILE_BYTES;
-    edge own, beside;
-    place from = {sum_at(k->sums, at, row, column), at ? k->sums->stride : k->sums->y.stride}, to = from;
-    if (!at && columns < PANEL) {
-      if (!k->zero) copy_sums(beside.sums, PANEL, from.at, from.stride, rows, columns);
-      to = from = (place){beside.sums, PANEL};
-    }
-    if (adds) to = (place){own.sums, PANEL};
-    if (second) multiply(true, a, tile_bytes, b, groups, k->zero, from, to, ahead, lines);
-    else multiply(false, a, 0, b, groups, k->zero, from, to, ahead, lines);
-    if (adds) add_segments(k->sums, k->s, row, rows, column, columns, to);
-    else if (!at && columns < PANEL) copy_sums(sum_at(k->sums, 0, row, column), k->sums->y.stride, beside.sums, PANEL, rows, columns);
-    ahead += groups * lines * 64;
-  }
-  if (above != AMX_ROWS || below != AMX_ROWS) shape(AMX_ROWS, AMX_ROWS);
+// rows_after are the lines of a unit's packed rows from an element of a segment on; behind the segment's last element, those of the next one.
+static requests rows_after(const product_job *q, int64_t s, int64_t elements, int64_t at, int64_t row, int64_t strips) {
+  while (s < q->cut.count && at >= segment_end(q, s, elements) - segment_start(q, s)) s++, at = 0;
+  if (s == q->cut.count) return (requests){0};
+  const packed_block b = packed_at(q, s, elements, at, (q->first_row + row) / AMX_ROWS);
+  return (requests){.next = (const float *)b.at, .count = 2 * strips * b.next / (4 * LINE), .in_run = INT64_MAX, .left = INT64_MAX};
+}
+// weights_after are those of a block of a panel from element at on; behind the last element, the first ones of panel next, which another unit has.
+static requests weights_after(const product_job *q, int64_t panel, int64_t at, int64_t next) {
+  if (at >= q->w.in) panel = next, at = 0;
+  if (panel >= div_up(q->w.out, PANEL)) return (requests){0};
+  const int64_t left = q->w.in - at, depth = left < AMX_DEPTH ? left : AMX_DEPTH, lines = depth / 2 * (q->w.type == E4M3 ? E4M3_STEP : STEP_BYTES) / (4 * LINE);
+  return (requests){.next = (const float *)weights_at(q->w, panel, at / 2), .count = lines, .in_run = lines, .left = lines};
+}
+// turned_after are the weights of PANEL columns of the transposed product from row at of the matrix on.
+static requests turned_after(const product_job *q, int64_t group, int64_t at) {
+  const int64_t left = q->w.out - at, depth = left < AMX_DEPTH ? left : AMX_DEPTH, first = group * PANEL / 2, have = steps_of(q->w) - first < PANEL / 2 ? steps_of(q->w) - first : PANEL / 2;
+  if (left <= 0 || have <= 0) return (requests){0};
+  const int64_t run = have * (q->w.type == E4M3 ? E4M3_STEP : STEP_BYTES) / (4 * LINE);
+  return (requests){.next = (const float *)weights_at(q->w, at / PANEL, first), .count = div_up(depth, PANEL) * run, .in_run = run, .left = run, .skip = panel_bytes(q->w) / 4 - run * LINE};
 }
 
 // A unit is a block of strips × some panels; columns come first in its number. Of the transposed product y = dx, and a panel is PANEL columns of it: blocks of the weights are turned for all rows.
 INLINE void run_unit(const product_job *j, int64_t unit, worker *w, const bool transposed) {
   const int64_t all = transposed ? j->w.in : j->w.out, panels = div_up(all, PANEL), chunks = div_up(panels, j->panels_per_unit);
   const int64_t p0 = unit % chunks * j->panels_per_unit, p1 = p0 + j->panels_per_unit < panels ? p0 + j->panels_per_unit : panels;
-  const int64_t s0 = unit / chunks * j->strips_per_unit, row = s0 * AMX_STRIP, end = row + j->strips_per_unit * AMX_STRIP < j->y.rows ? row + j->strips_per_unit * AMX_STRIP : j->y.rows;
+  const int64_t row = unit / chunks * j->strips_per_unit * AMX_STRIP, end = row + j->strips_per_unit * AMX_STRIP < j->y.rows ? row + j->strips_per_unit * AMX_STRIP : j->y.rows;
   const int64_t strips = div_up(end - row, AMX_STRIP);
   char *scratch = w->memory;
-  const partial_sums sums = {.y = j->y, .beside = (float *)(scratch + AMX_SCRATCH / 2 * STEP_BYTES), .row = row, .column = p0 * PANEL, .stride = (p1 - p0) * PANEL, .size = strips * AMX_STRIP * (p1 - p0) * PANEL};
+  const unit_sums u = {(float *)(scratch + AMX_SCRATCH / 2 * STEP_BYTES), strips, p1 - p0};
+  if (j->accumulate) read_sums(j, &u, row, end, p0 * PANEL, all);
   shape(AMX_ROWS, AMX_ROWS);
   for (int64_t s = 0; s < j->cut.count; s++) {
-    step k = {.sums = &sums, .s = s, .zero = s > 0 || !j->accumulate};
+    step k = {.s = s, .zero = s > 0 || !j->accumulate};
     const product_job *last = j; // that has elements in the segment
     for (const product_job *q = j; q; q = q->continued)
       if (segment_end(q, s, transposed ? q->w.out : q->w.in) > segment_start(q, s)) last = q;
     for (const product_job *q = j;; q = q->continued) {
-      const int64_t begin = segment_start(q, s), stop = segment_end(q, s, transposed ? q->w.out : q->w.in);
+      const int64_t elements = transposed ? q->w.out : q->w.in, begin = segment_start(q, s), stop = segment_end(q, s, elements);
       const bool direct = !transposed && q->w.type == BFLOAT16;
-      k.q = q;
       int64_t at = begin;
       do { // once without any elements as well: the sums are still written
         int64_t depth = stop - at < AMX_DEPTH ? stop - at : AMX_DEPTH;
         if (direct && depth > AMX_GROUP) depth -= depth % AMX_GROUP;
         if (depth <= 0 && q != last) break;
-        k.first_group = groups_before(q, s) + (at - begin) / AMX_GROUP;
+        if (depth > 0) k.rows = packed_at(q, s, elements, at - begin, (q->first_row + row) / AMX_ROWS);
         k.last = q == last && at + depth >= stop;
-        const int64_t groups = div_up(depth, AMX_GROUP);
+        const int64_t groups = depth > 0 ? div_up(depth, AMX_GROUP) : 0;
+        // While a block is multiplied, what comes after it is asked for, a share at each group: the weights of the next one, and the rows of those that have other elements of the inner axis.
+        requests soon[2] = {0};
+        if (groups) soon[1] = rows_after(q, s, elements, at - begin + depth, row, strips), soon[1].some = div_up(soon[1].count, groups * strips * (p1 - p0));
         for (int64_t p = p0; p < p1; p++) {
-          const char *b = scratch, *ahead = NULL;
-          int64_t lines = 0;
-          if (depth <= 0) b = NULL;
-          else if (transposed) b = weights_turned(q, p, at, depth, scratch);
-          else {
-            if (direct && depth % AMX_GROUP == 0) b = weights_at(q->w, p, at / 2);
+          const char *b = NULL;
+          if (groups) {
+            soon[0] = transposed ? turned_after(q, p + 1 < p1 ? p + 1 : p0, p + 1 < p1 ? at : at + depth) : weights_after(q, p + 1 < p1 ? p + 1 : p0, p + 1 < p1 ? at : at + depth, p1);
+            soon[0].some = div_up(soon[0].count, groups * strips);
+            b = scratch;
+            if (transposed) b = weights_turned(q, p, at, depth, scratch);
+            else if (direct && depth % AMX_GROUP == 0) b = weights_at(q->w, p, at / 2);
             else weights_expanded(q, p, at, depth, scratch);
-            const int64_t bytes = groups * GROUP_BYTES / (direct ? 1 : 2);
-            if (p + 1 < p1) ahead = weights_at(q->w, p + 1, at / 2);
-            else if (at + depth < stop) ahead = weights_at(q->w, p0, (at + depth) / 2);
-            if (ahead) lines = div_up(bytes / 64, strips * groups);
           }
-          run_block(&k, row, end, p * PANEL, all - p * PANEL < PANEL ? all - p * PANEL : PANEL, b, groups, ahead, lines);
+          run_block(&k, &u, row, end, p - p0, b, groups, soon);
         }
         k.zero = false;
         at += depth;
@@ -279,6 +341,8 @@ INLINE void run_unit(const product_job *j, int64_t unit, worker *w, const bool t
     }
   }
   TILES_RELEASE();
+  if (j->past) write_sums(j, &u, row, end, p0 * PANEL, all, true), past_done();
+  else write_sums(j, &u, row, end, p0 * PANEL, all, false);
 }
 void matmul_amx(const void *job, int64_t unit, worker *w) { run_unit(job, unit, w, false); }
 void matmul_amx_transposed(const void *job, int64_t unit, worker *w) { run_unit(job, unit, w, true); }
@@ -287,50 +351,49 @@ void matmul_amx_transposed(const void *job, int64_t unit, worker *w) { run_unit(
 void matmul_amx_few(const void *job, int64_t unit, worker *w) {
   (void)w;
   const product_job *j = job;
-  enum { SUMS = AMX_STRIP * PANEL }; // of a panel's rows, or of two panels'
   const int64_t panels = div_up(j->w.out, PANEL), whole = j->w.out / PANEL, rows = j->y.rows, first = rows < AMX_ROWS ? rows : AMX_ROWS, second = rows - first;
   const int64_t p0 = unit * j->panels_per_unit, p1 = p0 + j->panels_per_unit < panels ? p0 + j->panels_per_unit : panels;
-  const int64_t tile_bytes = amx_groups(&j->cut) * AMX_TILE_BYTES;
-  const char *rows_at = (const char *)j->strips + j->first_row / AMX_ROWS * tile_bytes;
-  _Alignas(64) float beside[PARTIAL_SUMS * SUMS];
+  const int64_t scratch_bytes = AMX_SCRATCH / 2 * STEP_BYTES;
+  const bool alone = j->packed_rows <= AMX_ROWS; // a row's groups lie one after another
+  _Alignas(64) float sums[PARTIAL_SUMS * SUMS], own[SUMS]; // of one panel, or of two, which are half as many rows
   _Alignas(64) char scratch[2 * AMX_SCRATCH / 2 * STEP_BYTES];
+  const unit_sums u = {sums, 1, 1};
+  addition none = nothing;
   shape(first, second ? second : first);
   for (int64_t p = p0, some; p < p1; p += some) {
     some = !second && p + 2 <= p1 && p + 2 <= whole ? 2 : 1;
     const int64_t width = some * PANEL, columns = j->w.out - p * PANEL < width ? j->w.out - p * PANEL : width;
-    place y = {row_of(j->y, 0) + p * PANEL, j->y.stride};
-    const partial_sums sums = {.y = j->y, .beside = beside, .column = p * PANEL, .stride = width, .size = SUMS};
+    if (j->accumulate)
+      for (int64_t r = 0; r < rows; r++) memcpy(sums + r * width, row_of(j->y, r) + p * PANEL, (size_t)columns * 4);
     for (int64_t s = 0, at = 0; s < j->cut.count; s++) {
-      const int64_t begin = at, stop = segment_end(j, s, j->w.in), sum = partial_sum(s);
+      const int64_t begin = at, stop = segment_end(j, s, j->w.in);
       bool zero = s > 0 || !j->accumulate;
-      const bool adds = sums_after(s) > 0;
-      place own = {adds || columns < width ? beside + (PARTIAL_SUMS - 1) * SUMS : sum_at(&sums, sum, 0, p * PANEL), 0};
-      own.stride = adds || columns < width || sum ? width : y.stride;
-      place from = own;
-      if (!zero) {
-        from = y;
-        if (columns < width) copy_sums(own.at, width, y.at, y.stride, rows, columns), from = own;
-      }
+      const bool adds = sums_after(s) > 0, direct = j->w.type == BFLOAT16;
+      const place to = {adds ? own : sums_of(&u, partial_sum(s), 0, 0), width};
       do {
-        const bool direct = j->w.type == BFLOAT16;
         int64_t depth = stop - at;
         if (direct && depth > AMX_GROUP) depth -= depth % AMX_GROUP;
-        if (!direct && depth > AMX_DEPTH) depth = AMX_DEPTH;
-        const char *a = rows_at + (groups_before(j, s) + (at - begin) / AMX_GROUP) * AMX_TILE_BYTES, *b = scratch;
+        if (!(direct && alone) && depth > AMX_DEPTH) depth = AMX_DEPTH;
+        const packed_block a = depth > 0 ? packed_at(j, s, j->w.in, at - begin, j->first_row / AMX_ROWS) : (packed_block){0};
+        const char *b = scratch;
         const int64_t groups = depth > 0 ? div_up(depth, AMX_GROUP) : 0;
-        int64_t after = AMX_SCRATCH / 2 * STEP_BYTES;
-        if (groups && direct && depth % AMX_GROUP == 0) b = weights_at(j->w, p, at / 2), after = panel_bytes(j->w);
+        int64_t after = scratch_bytes, lines = 0;
+        if (groups && direct && depth % AMX_GROUP == 0) b = weights_at(j->w, p, at / 2), after = panel_bytes(j->w), lines = GROUP_BYTES / 64;
         else if (groups)
           for (int64_t i = 0; i < some; i++) weights_expanded(j, p + i, at, depth, scratch + i * after);
-        if (some == 2) multiply_panels(a, b, after, groups, zero, from, own);
-        else if (second) multiply(true, a, tile_bytes, b, groups, zero, from, own, b + 4096, b == scratch ? 0 : GROUP_BYTES / 64);
-        else multiply(false, a, 0, b, groups, zero, from, own, b + 4096, b == scratch ? 0 : GROUP_BYTES / 64);
-        from = own, zero = false;
+        requests soon[2] = {{.next = (const float *)(b + AHEAD), .count = groups * lines, .some = lines, .in_run = INT64_MAX, .left = INT64_MAX}};
+        if (some == 2) multiply_panels(a.at, b, after, groups, zero, to, lines);
+        else if (second) multiply(true, a.at, a.next, b, groups, zero, to, to, soon, &none);
+        else multiply(false, a.at, 0, b, groups, zero, to, to, soon, &none);
+        zero = false;
         at += depth;
       } while (at < stop);
-      if (adds) add_segments(&sums, s, 0, rows, p * PANEL, columns, own);
-      else if (columns < width) copy_sums(sum_at(&sums, sum, 0, p * PANEL), sum ? width : y.stride, own.at, width, rows, columns);
+      if (adds) {
+        addition all = segments_added(&u, s, 0, 0, own);
+        add_some(&all, SUMS);
+      }
     }
+    for (int64_t r = 0; r < rows; r++) memcpy(row_of(j->y, r) + p * PANEL, sums + r * width, (size_t)columns * 4);
   }
   TILES_RELEASE();
 }

@@ -498,24 +498,6 @@ static void matmul_transposed(const void *job, int64_t unit, worker *w) {
 #define across_group(pairs) PANEL
 #endif
 
-enum { LINE = 16 }; // words that memory gives at once
-
-// requests are lines of memory that are wanted soon, in runs that lie apart. Some are asked for at a time: as many as a processor has under way do not hold up what it multiplies.
-typedef struct {
-  const float *next;
-  int64_t count, some; // lines in all, and at a time
-  int64_t in_run, left, skip; // lines of a run and of the one at next; words from the end of a run to the next one
-} requests;
-INLINE void ask_some(requests *r) {
-  int64_t n = r->some < r->count ? r->some : r->count;
-  r->count -= n;
-  for (; n > 0; n--) {
-    ASK_SECOND(r->next);
-    r->next += LINE;
-    if (--r->left == 0) r->next += r->skip, r->left = r->in_run;
-  }
-}
-
 // tile_across does TILE_ROWS columns of dx × V vectors of rows over depth words: c (+)= a · b. a is groups of [TILE_ROWS][group], b [depth][TILE_COLUMNS], c [TILE_ROWS][TILE_COLUMNS].
 // The first group begins with words that are skipped; these count in depth. swapped takes every two words in the order second, first: bfloat16 pairs as float32. With every group it asks for some of the lines that soon is about.
 INLINE void tile_across(const int V, const bool dot, const bool swapped, const float *a, int64_t skipped, const float *b, int64_t depth, float *c, bool zero, requests *soon) {

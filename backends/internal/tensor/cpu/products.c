@@ -96,6 +96,8 @@ enum { LEAST_PANELS = 4, MOST_PANELS = 64 };
 enum { ACROSS_CUT_ROWS = 512, MOST_CUT_PANELS = 64, CUT_SUMS_BYTES = 512 << 10 }; // the same where the inner axis has segments, whose sums are beside y: these stay in the second-level cache
 enum { FEW_BYTES = 256 << 10, STRAIGHT_BYTES = 128 << 10 }; // of weights of a unit where there are few rows, about, so that threads end together; the second where one panel after the other is read
 static const int64_t STRIP_BYTES = 256 << 20; // of packed rows at a time
+// Gradients of one operation, and outputs of a product by tiles, from which on they are written past the caches: they would drive out what the pass is about to read, and come back only when much else has been.
+static const int64_t PAST_BYTES = 2 << 20;
 
 // cut chooses the units: blocks of at most block strips, as even as can be, times chunks of least to most panels, about share of them. It gives their number.
 static int64_t cut(part *p, int64_t strips, int64_t block, int64_t panels, int64_t least, int64_t most, int64_t share) {
@@ -134,8 +136,8 @@ static bool shares(const kernels *k, part *p, const part *owner) {
   return true;
 }
 
-enum { AMX_BLOCK_BYTES = 5 << 18, AMX_BLOCK_ROWS = 512, AMX_LEAST_ROWS = 128 }; // of packed rows that stay in the second-level cache, and rows of a unit
-enum { AMX_LONG = 8192, AMX_LONG_ROWS = 256 };                                   // an inner axis of which they do not; blocks of it do, and the sums of so many rows
+// Units of products by tiles: rows and panels whose sums stay in the second-level cache, so many that each brings in little of the rows and of the weights for what it multiplies.
+enum { AMX_BLOCK_ROWS = 512, AMX_LEAST_PANELS = 8, AMX_MOST_PANELS = 16 };
 
 // prepare_amx is prepare where there are tiles, for weights of bfloat16.
 static int64_t prepare_amx(const device *d, part *p, const product *g, bool head, view y, view x, int64_t share, const part *owner) {
@@ -148,6 +150,7 @@ static int64_t prepare_amx(const device *d, part *p, const product *g, bool head
               .rows = {.a = x, .rows_per_unit = AMX_ROWS, .type = BFLOAT16, .cut = inner},
               .product = {.y = y, .w = g->w, .strip_rows = AMX_STRIP, .accumulate = g->accumulate, .packed_rows = y.rows, .cut = inner, .permutes_bytes = d->permutes_bytes},
               .packed_bytes = packs * amx_groups(&inner) * AMX_TILE_BYTES + 64, .packs = packs, .strip_rows = AMX_STRIP, .panel_columns = PANEL, .columns = y.cols, .factor = g->factor, .round = g->round, .few = few};
+  p->product.past = !g->accumulate && g->factor == 0.0f && y.rows * y.cols * 4 >= PAST_BYTES && y.addr % 64 == 0 && y.stride % k->lanes == 0;
   p->shared = owner && shares(k, p, owner);
   if (p->shared) p->packs = 0, p->packed_bytes = 0;
   if (head) return 0;
@@ -158,13 +161,7 @@ static int64_t prepare_amx(const device *d, part *p, const product *g, bool head
     if (each < 1) each = 1;
     return cut(p, strips, strips, panels, each * 2, each * 2, 1);
   }
-  int64_t rows = x.cols > AMX_LONG ? AMX_LONG_ROWS : AMX_BLOCK_BYTES / (2 * x.cols + 1), most = MOST_PANELS;
-  rows = rows < AMX_LEAST_ROWS ? AMX_LEAST_ROWS : rows > AMX_BLOCK_ROWS ? AMX_BLOCK_ROWS : rows;
-  if (inner.count > 1 && x.cols <= AMX_LONG) {
-    most = CUT_SUMS_BYTES / ((strips < rows / AMX_STRIP ? strips * AMX_STRIP : rows) * PANEL * 4 * (PARTIAL_SUMS - 1));
-    most = most < 2 ? 2 : most > MOST_PANELS ? MOST_PANELS : most;
-  }
-  return cut(p, strips, rows / AMX_STRIP, panels, 2, most, share);
+  return cut(p, strips, AMX_BLOCK_ROWS / AMX_STRIP, panels, AMX_LEAST_PANELS, inner.count > 1 ? AMX_LEAST_PANELS : AMX_MOST_PANELS, div_up(share, g->transposed ? 4 : 2)); // fewer where weights are turned for each block of rows
 }
 
 // prepare makes the part of rows [from, to) of a product, all but where the packed rows are, with about share of the units. It gives their number. owner is the part whose rows it may share, NULL if there is none; head the part whose chains it continues, whose units do its work.
@@ -232,7 +229,7 @@ enum { OWN_PACKING = 8000 }; // nanoseconds of packing few rows up to which ever
 static int64_t sums_bytes(const kernels *k, const part *p) {
   const product_job *j = &p->product;
   int64_t beside = j->cut.count > 1 ? PARTIAL_SUMS - 1 : 0, rows = j->strips_per_unit * p->strip_rows, columns = j->panels_per_unit * p->panel_columns;
-  if (p->pack == k->pack_amx) return AMX_SCRATCH * PANEL * 2 + beside * rows * columns * 4;
+  if (p->pack == k->pack_amx) return AMX_SCRATCH * PANEL * 2 + (beside + 1) * rows * columns * 4;
   if (p->multiply == k->matmul_across) return columns * (DEPTH + (beside + 1) * rows) * 4;
   int64_t weights = p->multiply == k->matmul_transposed ? (DEPTH + 2 * PANEL) * PANEL : j->w.type == E4M3 ? DEPTH * PANEL : 0;
   return (beside * rows * columns + weights) * 4;
@@ -306,7 +303,7 @@ int op_products(device *d, const product *products, int64_t n) {
       const bool first = next >= until && !g->continues;
       int64_t inner = in, end = sets && first ? set_end(products, n, next, &inner) : 0;
       const bool joined = end > next + 1 || g->continues;
-      int64_t more = prepare(d, p, g, g->continues ? parts + head : NULL, done, done + rows, share, count && !joined ? parts + owner : NULL), room = (STRIP_BYTES - bytes) / (inner * 4 + 1);
+      int64_t more = prepare(d, p, g, g->continues ? parts + head : NULL, done, done + rows, share, count && !joined ? parts + owner : NULL), room = (STRIP_BYTES - bytes) / (inner * (p->pack == d->k->pack_amx ? 2 : 4) + 1);
       if (!p->shared && rows > room && (first || !joined) && next >= until) {
         if (count > 0) break;
         if (room < BLOCK_ROWS) room = BLOCK_ROWS;
@@ -368,8 +365,6 @@ int op_stages(device *d, const product *products, const int64_t *ends, int64_t s
 }
 
 enum { OUTER_PANELS = 4 }; // of a unit of outer products at most
-// Gradients of one operation from which on they are written past the caches: they would drive out what the pass is about to read, and come back only when it has ended.
-static const int64_t PAST_BYTES = 2 << 20;
 
 // may_pass tells whether g's rows lie where kernels can write past the caches: whole vectors of them and, where g is turned, four columns.
 static bool may_pass(const kernels *k, view g, bool turned) {
