@@ -2,7 +2,7 @@
 // group's even elements, o the one over its odd ones. Groups are counted from where a segment of the inner axis begins, in each product of those that continue one another, and a last one that is not whole is filled up
 // with zeros, so that neither the number of rows nor any cut changes a bit. Subnormal factors and sums are zero.
 //
-// Tiles 0 to 3 are sums: two of rows × two of columns, or two panels' columns for rows of one tile. 4 and 5 are rows, 6 and 7 weights. A unit gives them their shapes and releases them in the end, so that a thread that is not
+// Tiles 0 to 3 are sums: two of rows × two of columns, which are a panel's. 4 and 5 are rows, 6 and 7 weights. A unit gives them their shapes and releases them in the end, so that a thread that is not
 // within one has none to save.
 #ifdef EMULATE_AVX512
 #pragma GCC target("avx2,fma")
@@ -22,7 +22,6 @@
 #endif
 
 enum { STEP_BYTES = PANEL * 4, GROUP_STEPS = AMX_GROUP / 2, GROUP_BYTES = GROUP_STEPS * STEP_BYTES, HALF_BYTES = STEP_BYTES / 2 }; // of weights: of a pair of the inner axis, and so many pairs; HALF_BYTES: of a tile's columns
-enum { AHEAD = 4096 }; // bytes of weights asked for in advance where they are read once
 
 // shape gives the tiles of sums and rows their numbers of rows: above is the first ones', below the second ones'.
 static void shape(int64_t above, int64_t below) {
@@ -109,37 +108,6 @@ INLINE void multiply(const bool two, const char *a, int64_t after, const char *b
     TILE_STORE(2, to.at + AMX_ROWS * to.stride, to.stride * 4);
     TILE_STORE(3, to.at + AMX_ROWS * to.stride + AMX_ROWS, to.stride * 4);
   }
-}
-
-// multiply_panels does the rows of one tile by groups of two panels, the second one's weights after bytes behind the first one's and its sums PANEL columns on. b is asked for in advance, so many lines of it with every group.
-INLINE void multiply_panels(const char *a, const char *b, int64_t after, int64_t groups, bool zero, place sums, int64_t lines) {
-  if (zero) {
-    TILE_ZERO(0);
-    TILE_ZERO(1);
-    TILE_ZERO(2);
-    TILE_ZERO(3);
-  } else {
-    TILE_LOAD(0, sums.at, sums.stride * 4);
-    TILE_LOAD(1, sums.at + AMX_ROWS, sums.stride * 4);
-    TILE_LOAD(2, sums.at + PANEL, sums.stride * 4);
-    TILE_LOAD(3, sums.at + PANEL + AMX_ROWS, sums.stride * 4);
-  }
-  for (int64_t g = 0; g < groups; g++, a += AMX_TILE_BYTES, b += GROUP_BYTES) {
-    for (int64_t i = 0; i < lines * 64; i += 64) ASK(b + AHEAD + i), ASK(b + after + AHEAD + i);
-    TILE_LOAD(4, a, AMX_GROUP * 2);
-    TILE_LOAD(6, b, STEP_BYTES);
-    TILE_LOAD(7, b + HALF_BYTES, STEP_BYTES);
-    TILE_DOT(0, 4, 6);
-    TILE_DOT(1, 4, 7);
-    TILE_LOAD(6, b + after, STEP_BYTES);
-    TILE_LOAD(7, b + after + HALF_BYTES, STEP_BYTES);
-    TILE_DOT(2, 4, 6);
-    TILE_DOT(3, 4, 7);
-  }
-  TILE_STORE(0, sums.at, sums.stride * 4);
-  TILE_STORE(1, sums.at + AMX_ROWS, sums.stride * 4);
-  TILE_STORE(2, sums.at + PANEL, sums.stride * 4);
-  TILE_STORE(3, sums.at + PANEL + AMX_ROWS, sums.stride * 4);
 }
 
 // segment_end is where segment s of an inner axis of so many elements ends, and segment_start where it begins.
@@ -347,43 +315,108 @@ INLINE void run_unit(const product_job *j, int64_t unit, worker *w, const bool t
 void matmul_amx(const void *job, int64_t unit, worker *w) { run_unit(job, unit, w, false); }
 void matmul_amx_transposed(const void *job, int64_t unit, worker *w) { run_unit(job, unit, w, true); }
 
-// A unit of few rows, AMX_STRIP at most, is some panels, whose weights are read once, at the speed of memory: of two panels at once where the rows are those of one tile.
+// Weights of eight bits for a few rows go through vectors: they become pairs in registers, and nothing is written in between. The sums are those of tiles: chains over the even and the odd elements of each group, added to what is there.
+enum { VECTOR_ROWS = 4, PANEL_VECTORS = PANEL / LANES };
+
+// by_vectors does R rows by depth elements of the inner axis of one panel of such weights, from k on. x is the rows' bfloat16 numbers widened, AMX_DEPTH apart and with zeros behind the last.
+INLINE void by_vectors(const int R, const product_job *j, int64_t panel, int64_t k, int64_t depth, const float *x, bool zero, float *sums, const bool look_up) {
+  enum { NEAR = 2048 };
+  const vi upper = (vi){0} + (int32_t)0xffff0000;
+  const int64_t scaled = j->w.columns / 2, end = (k + depth + 1) / 2; // steps that have one scale, and where the last one ends
+  e4m3_products products = {0};
+  e4m3_numbers numbers = {0};
+  vf s[VECTOR_ROWS][PANEL_VECTORS], even[VECTOR_ROWS][PANEL_VECTORS], odd[VECTOR_ROWS][PANEL_VECTORS];
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int v = 0; v < PANEL_VECTORS; v++) s[r][v] = zero ? vset(0.0f) : vload(sums + r * PANEL + v * LANES), even[r][v] = odd[r][v] = vset(0.0f);
+  const char *from = NULL;
+  for (int64_t step = k / 2, left = GROUP_STEPS; step < end;) {
+    if (!from || step % scaled == 0) {
+      const char *line = weights_at(j->w, panel, step - step % scaled);
+      if (look_up) numbers = e4m3_numbers_at(line);
+      else products = e4m3_products_at(line);
+      from = line + (1 + step % scaled) * E4M3_STEP;
+    }
+    int64_t some = scaled - step % scaled;
+    some = some < left ? some : left;
+    some = some < end - step ? some : end - step;
+    step += some, left -= some;
+    for (; some > 0; some--, from += E4M3_STEP, x += 2) {
+      vf pairs[PANEL_VECTORS];
+      ASK(from + NEAR);
+      if (look_up) e4m3_look_up(numbers, from, pairs);
+      else e4m3_step(products, from, pairs);
+      UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
+        vf low = (vf)((vi)pairs[v] << 16), high = (vf)((vi)pairs[v] & upper);
+        UNROLL for (int r = 0; r < R; r++) even[r][v] = vfma(vset(x[r * AMX_DEPTH]), low, even[r][v]), odd[r][v] = vfma(vset(x[r * AMX_DEPTH + 1]), high, odd[r][v]);
+      }
+    }
+    if (left && step < end) continue;
+    UNROLL for (int r = 0; r < R; r++)
+      UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
+        const vf none = vset(0.0f); // what a group is filled up with: it makes a negative zero a positive one
+        if (left) even[r][v] = vfma(none, none, even[r][v]), odd[r][v] = vfma(none, none, odd[r][v]);
+        s[r][v] = s[r][v] + (even[r][v] + odd[r][v]);
+        even[r][v] = odd[r][v] = none;
+      }
+    left = GROUP_STEPS;
+  }
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int v = 0; v < PANEL_VECTORS; v++) vstore(sums + r * PANEL + v * LANES, s[r][v]);
+}
+static void rows_by_vectors(const product_job *j, int64_t panel, int64_t k, int64_t depth, packed_block a, bool zero, float *sums) {
+  float x[VECTOR_ROWS * AMX_DEPTH];
+  for (int64_t g = 0; g < div_up(depth, AMX_GROUP); g++)
+    for (int64_t r = 0; r < j->y.rows; r++)
+      for (int i = 0; i < AMX_GROUP; i++) x[r * AMX_DEPTH + g * AMX_GROUP + i] = widen_bf16(((const uint16_t *)(a.at + g * AMX_TILE_BYTES))[r * AMX_GROUP + i]);
+#define ROWS(R) \
+  case R: return j->permutes_bytes ? by_vectors(R, j, panel, k, depth, x, zero, sums, true) : by_vectors(R, j, panel, k, depth, x, zero, sums, false);
+  switch (j->y.rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) }
+#undef ROWS
+}
+
+// A unit of few rows, AMX_STRIP at most, is some panels, whose weights are read once, at the speed of memory.
 void matmul_amx_few(const void *job, int64_t unit, worker *w) {
   (void)w;
   const product_job *j = job;
-  const int64_t panels = div_up(j->w.out, PANEL), whole = j->w.out / PANEL, rows = j->y.rows, first = rows < AMX_ROWS ? rows : AMX_ROWS, second = rows - first;
+  enum { NEAR = 3072, FAR = 8192 }; // bytes of weights asked for in advance: rows of two tiles wait for their sums between blocks
+  const int64_t panels = div_up(j->w.out, PANEL), rows = j->y.rows, first = rows < AMX_ROWS ? rows : AMX_ROWS, second = rows - first;
   const int64_t p0 = unit * j->panels_per_unit, p1 = p0 + j->panels_per_unit < panels ? p0 + j->panels_per_unit : panels;
-  const int64_t scratch_bytes = AMX_SCRATCH / 2 * STEP_BYTES;
-  const bool alone = j->packed_rows <= AMX_ROWS; // a row's groups lie one after another
-  _Alignas(64) float sums[PARTIAL_SUMS * SUMS], own[SUMS]; // of one panel, or of two, which are half as many rows
-  _Alignas(64) char scratch[2 * AMX_SCRATCH / 2 * STEP_BYTES];
+  const bool direct = j->w.type == BFLOAT16, alone = j->packed_rows <= AMX_ROWS; // alone: a row's groups lie one after another
+  _Alignas(64) float sums[PARTIAL_SUMS * SUMS], own[SUMS];
+  _Alignas(64) char scratch[AMX_SCRATCH / 2 * STEP_BYTES];
   const unit_sums u = {sums, 1, 1};
   addition none = nothing;
-  shape(first, second ? second : first);
-  for (int64_t p = p0, some; p < p1; p += some) {
-    some = !second && p + 2 <= p1 && p + 2 <= whole ? 2 : 1;
-    const int64_t width = some * PANEL, columns = j->w.out - p * PANEL < width ? j->w.out - p * PANEL : width;
+  shape(first, second);
+  for (int64_t p = p0; p < p1; p++) {
+    const size_t some = (size_t)(j->w.out - p * PANEL < PANEL ? j->w.out - p * PANEL : PANEL) * 4;
     if (j->accumulate)
-      for (int64_t r = 0; r < rows; r++) memcpy(sums + r * width, row_of(j->y, r) + p * PANEL, (size_t)columns * 4);
+      for (int64_t r = 0; r < rows; r++) memcpy(sums + r * PANEL, row_of(j->y, r) + p * PANEL, some);
     for (int64_t s = 0, at = 0; s < j->cut.count; s++) {
       const int64_t begin = at, stop = segment_end(j, s, j->w.in);
+      const bool adds = sums_after(s) > 0;
       bool zero = s > 0 || !j->accumulate;
-      const bool adds = sums_after(s) > 0, direct = j->w.type == BFLOAT16;
-      const place to = {adds ? own : sums_of(&u, partial_sum(s), 0, 0), width};
-      do {
+      const place to = {adds ? own : sums_of(&u, partial_sum(s), 0, 0), PANEL};
+      do { // once without any elements as well
         int64_t depth = stop - at;
         if (direct && depth > AMX_GROUP) depth -= depth % AMX_GROUP;
         if (!(direct && alone) && depth > AMX_DEPTH) depth = AMX_DEPTH;
-        const packed_block a = depth > 0 ? packed_at(j, s, j->w.in, at - begin, j->first_row / AMX_ROWS) : (packed_block){0};
-        const char *b = scratch;
         const int64_t groups = depth > 0 ? div_up(depth, AMX_GROUP) : 0;
-        int64_t after = scratch_bytes, lines = 0;
-        if (groups && direct && depth % AMX_GROUP == 0) b = weights_at(j->w, p, at / 2), after = panel_bytes(j->w), lines = GROUP_BYTES / 64;
-        else if (groups)
-          for (int64_t i = 0; i < some; i++) weights_expanded(j, p + i, at, depth, scratch + i * after);
-        requests soon[2] = {{.next = (const float *)(b + AHEAD), .count = groups * lines, .some = lines, .in_run = INT64_MAX, .left = INT64_MAX}};
-        if (some == 2) multiply_panels(a.at, b, after, groups, zero, to, lines);
-        else if (second) multiply(true, a.at, a.next, b, groups, zero, to, to, soon, &none);
+        const packed_block a = groups ? packed_at(j, s, j->w.in, at - begin, j->first_row / AMX_ROWS) : (packed_block){0};
+        const char *b = scratch;
+        requests soon[2] = {0};
+        if (groups && direct && depth % AMX_GROUP == 0) {
+          b = weights_at(j->w, p, at / 2);
+          soon[0] = (requests){.next = (const float *)(b + (second ? FAR : NEAR)), .count = groups * GROUP_BYTES / (4 * LINE), .some = GROUP_BYTES / (4 * LINE), .in_run = INT64_MAX, .left = INT64_MAX};
+        } else if (groups && !direct && rows <= VECTOR_ROWS) {
+          rows_by_vectors(j, p, at, depth, a, zero, to.at);
+          zero = false;
+          at += depth;
+          continue;
+        } else if (groups) {
+          weights_expanded(j, p, at, depth, scratch);
+          soon[0] = weights_after(j, p, at + depth, p + 1), soon[0].some = div_up(soon[0].count, groups);
+        }
+        if (second) multiply(true, a.at, a.next, b, groups, zero, to, to, soon, &none);
         else multiply(false, a.at, 0, b, groups, zero, to, to, soon, &none);
         zero = false;
         at += depth;
@@ -393,7 +426,7 @@ void matmul_amx_few(const void *job, int64_t unit, worker *w) {
         add_some(&all, SUMS);
       }
     }
-    for (int64_t r = 0; r < rows; r++) memcpy(row_of(j->y, r) + p * PANEL, sums + r * width, (size_t)columns * 4);
+    for (int64_t r = 0; r < rows; r++) memcpy(row_of(j->y, r) + p * PANEL, sums + r * PANEL, some);
   }
   TILES_RELEASE();
 }

@@ -156,10 +156,10 @@ static int64_t prepare_amx(const device *d, part *p, const product *g, bool head
   if (head) return 0;
   const int64_t panels = div_up(p->columns, PANEL), strips = div_up(y.rows, AMX_STRIP);
   if (few) {
-    int64_t each = div_up(panels, share * 2), most = FEW_BYTES / (2 * (panel_bytes(g->w) + 1)); // two at once
-    if (each > most) each = most;
-    if (each < 1) each = 1;
-    return cut(p, strips, strips, panels, each * 2, each * 2, 1);
+    int64_t each = div_up(panels, share), most = STRAIGHT_BYTES / (panel_bytes(g->w) + 1);
+    each = each > most ? most : each;
+    each = each < 1 ? 1 : each;
+    return cut(p, strips, strips, panels, each, each, 1);
   }
   return cut(p, strips, AMX_BLOCK_ROWS / AMX_STRIP, panels, AMX_LEAST_PANELS, inner.count > 1 ? AMX_LEAST_PANELS : AMX_MOST_PANELS, div_up(share, g->transposed ? 4 : 2)); // fewer where weights are turned for each block of rows
 }
