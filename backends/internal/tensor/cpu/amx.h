@@ -10,7 +10,7 @@ enum { AMX_TILE_BYTES = AMX_ROWS * AMX_GROUP * 2 };     // of packed rows
 enum { AMX_DEPTH = 256 };                               // inner axis of a block of weights, in elements; whole panels
 enum { AMX_SCRATCH = AMX_DEPTH + 2 * AMX_GROUP };       // of which a worker's memory has room for PANEL columns, in bfloat16
 
-enum { AMX_PEAK_TILES = PEAK_STEPS };                   // of a unit of the ceiling
+enum { AMX_PEAK_TILES = PEAK_STEPS, AMX_PEAK_PAIRS = AMX_PEAK_TILES * AMX_ROWS * AMX_ROWS * AMX_GROUP }; // of a unit of the ceiling
 
 // amx_groups is how many groups the inner axis has: each segment begins with a new one, and its last one is filled up with zeros.
 static inline int64_t amx_groups(const segments *cut) {

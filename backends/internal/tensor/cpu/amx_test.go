@@ -2,7 +2,6 @@ package cpu_test
 
 import (
 	"encoding/binary"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -20,7 +19,8 @@ func flush(x float32) float32 {
 	return x
 }
 
-// fused is a·b + c rounded once, for a and b whose product float64 has exactly. Results too small to be normal, as rounding them with any exponent would tell, become zero.
+// fused is a·b + c rounded once, for a and b whose product float64 has exactly. Results too small to be normal, as rounding them with any
+// exponent would tell, become zero.
 func fused(a, b, c float32) float32 {
 	p, q := float64(a)*float64(b), float64(c)
 	s := p + q
@@ -83,7 +83,8 @@ func numbers(r *rand.Rand, n int, every bool) []float32 {
 	return values
 }
 
-// The products of the instruction set amx are, to the last bit, what its arithmetic is defined as, however many rows there are: the instructions themselves, or with the build tag emulate_avx512 what stands for them.
+// The products of the instruction set amx are, to the last bit, what its arithmetic is defined as, however many rows there are: the
+// instructions themselves, or with the build tag emulate_avx512 what stands for them.
 func TestTilesAreTheirFormula(t *testing.T) {
 	if !slices.Contains(cpu.ISAs(), "amx") {
 		t.Skip("this processor has no AMX: with the build tag emulate_avx512 its kernels run anywhere")
@@ -101,7 +102,10 @@ func TestTilesAreTheirFormula(t *testing.T) {
 		out, in int
 		every   bool
 		odd     float32 // one of the numbers
-	}{{70, 130, false, 0.5}, {33, 1, false, 0.5}, {64, 640, false, 0.5}, {96, 1100, false, 0.5}, {129, 96, true, 0.5}, {40, 333, true, 0.5}, {64, 96, false, float32(math.Inf(1))}, {64, 96, false, float32(math.NaN())}} {
+	}{
+		{70, 130, false, 0.5}, {33, 1, false, 0.5}, {64, 640, false, 0.5}, {96, 1100, false, 0.5}, {129, 96, true, 0.5}, {40, 333, true, 0.5},
+		{64, 96, false, float32(math.Inf(1))}, {64, 96, false, float32(math.NaN())},
+	} {
 		weights := numbers(r, s.out*s.in, s.every)
 		weights[len(weights)/3] = s.odd
 		packed := make([]byte, 0, 2*len(weights))
@@ -131,7 +135,8 @@ func TestTilesAreTheirFormula(t *testing.T) {
 					}
 					x, before := numbers(r, rows*in, s.every), numbers(r, rows*out, s.every)
 					y := upload(rows, out, before)
-					p := tensor.Multiplication{Y: y, X: upload(rows, in, x), Groups: []tensor.RowGroup{{To: rows, Matrix: m}}, Transposed: transposed, Accumulate: form == "accumulate"}
+					p := tensor.Multiplication{Y: y, X: upload(rows, in, x), Groups: []tensor.RowGroup{{To: rows, Matrix: m}}, Transposed: transposed}
+					p.Accumulate = form == "accumulate"
 					if form == "segments" {
 						p.Segments, _ = tensor.RankSegments(in, 0, 1)
 					}
@@ -149,7 +154,7 @@ func TestTilesAreTheirFormula(t *testing.T) {
 						}
 						want := tiles(x[i/out*in:][:in], w[i%out*in:][:in], c, p.Segments)
 						if math.Float32bits(v) != math.Float32bits(want) && !(v != v && want != want) {
-							t.Fatalf("%d rows of %s: element %d is %v, the formula gives %v", rows, fmt.Sprintf("%d×%d, %s, transposed %v", s.out, s.in, form, transposed), i, v, want)
+							t.Fatalf("%d rows of %d×%d, %s, transposed %v: element %d is %v, the formula gives %v", rows, s.out, s.in, form, transposed, i, v, want)
 						}
 					}
 				}

@@ -1,9 +1,10 @@
 // Package cpu is the tensor.Device of the processor: memory from C and kernels in C with vector instructions, chosen when the device is made. It knows no model.
 //
-// Every kernel is one source compiled for each instruction set. avx2 with fma, avx512 and avx512-bf16 give equal bits (Arithmetic "cpu-fma-…"); sse2 has no
-// fused multiply-add and NEON flushes differently, so they have names of their own. So has amx, which is avx512 but for products of bfloat16 weights: its tiles sum
-// groups of 32 elements (kernels_amx_amd64.c says how), whatever the number of rows. Work is cut over the device's threads by rows, columns or heads, never along a
-// sum, so no result depends on their number.
+// Every kernel is one source compiled for each instruction set. avx2 with fma, avx512 and avx512-bf16 give equal bits (Arithmetic
+// "cpu-fma-…"); sse2 has no fused multiply-add and NEON flushes differently, so they have names of their own. So has amx, which is avx512
+// but for products of bfloat16 weights: those sum groups of 32 elements as its tiles do, whatever the number of rows
+// (kernels_amx_amd64.c says how). Work is cut over the device's threads by rows, columns or heads, never along a sum, so no result depends
+// on their number.
 package cpu
 
 /*

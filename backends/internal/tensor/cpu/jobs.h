@@ -101,7 +101,7 @@ typedef struct {
   bool (*few_rows)(int64_t rows); // whether matmul_few does so many
   unit_function pack_strip_f32, pack_strip_bf16, pack_few, matmul, matmul_few, matmul_transposed, outer;
   unit_function pack_across_f32, pack_across_bf16, matmul_across; // the transposed product of many rows
-  unit_function pack_amx, matmul_amx, matmul_amx_few, matmul_amx_transposed; // all products of bfloat16 weights, where there are tiles for them (amx.h); else NULL
+  unit_function pack_amx, matmul_amx, matmul_amx_few, matmul_amx_transposed; // products of bfloat16 weights by tiles (amx.h); else NULL
   unit_function repack;
   unit_function rmsnorm, rmsnorm_backward, rope, swiglu, swiglu_backward;
   unit_function add, scale, add_row, round;

@@ -1,9 +1,11 @@
-// Products of bfloat16 weights by tiles, for amd64 with AMX; everything else is avx512's. An output is c = c + (e + o) for each group of AMX_GROUP elements of the inner axis: e is the chain of multiply-adds from zero over the
-// group's even elements, o the one over its odd ones. Groups are counted from where a segment of the inner axis begins, in each product of those that continue one another, and a last one that is not whole is filled up
-// with zeros, so that neither the number of rows nor any cut changes a bit. Subnormal factors and sums are zero.
+// Products of bfloat16 weights by tiles, for amd64 with AMX; everything else is avx512's. An output is c = c + (e + o) for each group
+// of AMX_GROUP elements of the inner axis: e is the chain of multiply-adds from zero over the group's even elements, o the one over its
+// odd ones. Groups are counted from where a segment of the inner axis begins, in each product of those that continue one another, and a
+// last one that is not whole is filled up with zeros, so that neither the number of rows nor any cut changes a bit. Subnormal factors and
+// sums are zero.
 //
-// Tiles 0 to 3 are sums: two of rows × two of columns, which are a panel's. 4 and 5 are rows, 6 and 7 weights. A unit gives them their shapes and releases them in the end, so that a thread that is not
-// within one has none to save.
+// Tiles 0 to 3 are sums: two of rows × two of columns, which are a panel's. 4 and 5 are rows, 6 and 7 weights. A unit gives them their
+// shapes and releases them in the end, so that a thread that is not within one has none to save.
 #ifdef EMULATE_AVX512
 #pragma GCC target("avx2,fma")
 #else
@@ -21,7 +23,8 @@
 #include "tiles_amx.h"
 #endif
 
-enum { STEP_BYTES = PANEL * 4, GROUP_STEPS = AMX_GROUP / 2, GROUP_BYTES = GROUP_STEPS * STEP_BYTES, HALF_BYTES = STEP_BYTES / 2 }; // of weights: of a pair of the inner axis, and so many pairs; HALF_BYTES: of a tile's columns
+// Of a panel's weights: a step is a pair of the inner axis; the first half of it is one tile's columns.
+enum { STEP_BYTES = PANEL * 4, GROUP_STEPS = AMX_GROUP / 2, GROUP_BYTES = GROUP_STEPS * STEP_BYTES, HALF_BYTES = STEP_BYTES / 2 };
 
 // shape gives the tiles of sums and rows their numbers of rows: above is the first ones', below the second ones'.
 static void shape(int64_t above, int64_t below) {
@@ -37,8 +40,9 @@ typedef struct {
   int64_t stride;
 } place;
 
-// A unit's sums lie beside y until they are whole, a strip's of one panel together: rows of y are often a multiple of 4 KiB apart, and a tile of such rows has room in few places of the first-level cache.
-enum { SUMS = AMX_STRIP * PANEL };
+// A unit's sums lie beside y until they are whole, a strip's of one panel together: rows of y are often a multiple of 4 KiB apart, and a
+// tile of such rows has room in few places of the first-level cache.
+enum { SUMS = AMX_STRIP * PANEL, LINE_BYTES = LINE * 4 };
 
 // unit_sums has PARTIAL_SUMS times the sums of a unit, or once if there are no segments.
 typedef struct {
@@ -47,7 +51,8 @@ typedef struct {
 } unit_sums;
 INLINE float *sums_of(const unit_sums *u, int64_t i, int64_t strip, int64_t panel) { return u->at + ((i * u->panels + panel) * u->strips + strip) * SUMS; }
 
-// addition is sums of a segment that are complete, and those of the segments before it that become whole with them: where the sum goes, and what is added from the last one on. It is done piece by piece while tiles are multiplied.
+// addition is sums of a segment that are complete, and those of the segments before it that become whole with them: where the sum goes,
+// and what is added from the last one on. It is done piece by piece while tiles are multiplied.
 typedef struct {
   const float *own, *others[PARTIAL_SUMS];
   float *to;
@@ -70,9 +75,11 @@ INLINE void add_some(addition *a, int64_t n) { // n is a multiple of LANES; all 
 }
 static const addition nothing = {.done = SUMS};
 
-// multiply does the rows of one tile, or of two that lie after bytes apart, by groups of weights of one panel; b's pairs lie one after another. The sums begin with what is in from, or with zero, and go to to. With every group it asks
-// for some of the lines that soon is about, and does a share of what is to be added.
-INLINE void multiply(const bool two, const char *a, int64_t after, const char *b, int64_t groups, bool zero, place from, place to, requests *soon, addition *add) {
+// multiply does the rows of one tile, or of two that lie after bytes apart, by groups of weights of one panel; b's pairs lie one after
+// another. The sums begin with what is in from, or with zero, and go to to. With every group it asks for some of the lines that soon is
+// about, and does a share of what is to be added.
+INLINE void multiply(const bool two, const char *a, int64_t after, const char *b, int64_t groups, bool zero, place from, place to,
+                     requests *soon, addition *add) {
   const int64_t share = groups ? div_up(SUMS / LANES, groups) * LANES : 0;
   if (zero) {
     TILE_ZERO(0);
@@ -114,15 +121,18 @@ INLINE void multiply(const bool two, const char *a, int64_t after, const char *b
 static int64_t segment_end(const product_job *q, int64_t s, int64_t elements) { return s + 1 == q->cut.count ? elements : q->cut.ends[s]; }
 static int64_t segment_start(const product_job *q, int64_t s) { return s ? q->cut.ends[s - 1] : 0; }
 
-// Packed rows lie in blocks of the inner axis, BLOCK_GROUPS groups but for a segment's last: in a block tile after tile, and of a tile group after group. What is multiplied at once lies together then, however long rows are.
+// Packed rows lie in blocks of the inner axis, BLOCK_GROUPS groups but for a segment's last: in a block tile after tile, and of a tile
+// group after group. What is multiplied at once lies together then, however long rows are.
 enum { BLOCK_GROUPS = AMX_DEPTH / AMX_GROUP };
-// packed_block is where the group of an element of segment s, at elements behind its first one, lies of a tile of all of them, and next the distance of the next tile's.
+// packed_block is where a tile's groups lie in a block from some element on; next is the distance of the next tile's.
 typedef struct {
   const char *at;
   int64_t next;
 } packed_block;
+// packed_at finds those of segment s, of an inner axis of so many elements, from the segment's element at on.
 static packed_block packed_at(const product_job *q, int64_t s, int64_t elements, int64_t at, int64_t tile) {
-  const int64_t tiles_in_all = div_up(q->packed_rows, AMX_ROWS), own = div_up(segment_end(q, s, elements) - segment_start(q, s), AMX_GROUP), first = at / AMX_DEPTH * BLOCK_GROUPS, within = at % AMX_DEPTH / AMX_GROUP;
+  const int64_t tiles_in_all = div_up(q->packed_rows, AMX_ROWS), own = div_up(segment_end(q, s, elements) - segment_start(q, s), AMX_GROUP);
+  const int64_t first = at / AMX_DEPTH * BLOCK_GROUPS, within = at % AMX_DEPTH / AMX_GROUP;
   const int64_t groups = own - first < BLOCK_GROUPS ? own - first : BLOCK_GROUPS;
   segments before = q->cut;
   before.count = s;
@@ -170,10 +180,11 @@ static void weights_expanded(const product_job *q, int64_t panel, int64_t k, int
   memset(to + steps * STEP_BYTES, 0, (size_t)((whole - steps) * STEP_BYTES));
 }
 
-// weights_turned is the same of the transposed product: depth rows of the matrix from n on, for PANEL of its columns from group times PANEL on. It gives where the first one is.
+// weights_turned is the same of the transposed product: depth rows of the matrix from n on, for PANEL of its columns from group times
+// PANEL on. It gives where the first one is.
 static char *weights_turned(const product_job *q, int64_t group, int64_t n, int64_t depth, char *to) {
   enum { STEPS = PANEL / 2 };
-  const int64_t skipped = n % PANEL, first = group * STEPS, all = steps_of(q->w), have = all - first < STEPS ? all - first : STEPS;
+  const int64_t skipped = n % PANEL, first = group * STEPS, left = steps_of(q->w) - first, have = left < STEPS ? left : STEPS;
   float beside[STEPS * PANEL];
   for (int64_t at = n - skipped; at < n + depth; at += PANEL) {
     const char *from = weights_at(q->w, at / PANEL, first);
@@ -222,8 +233,9 @@ static void run_block(const step *k, const unit_sums *u, int64_t row, int64_t en
 static void read_sums(const product_job *j, const unit_sums *u, int64_t row, int64_t end, int64_t first, int64_t all) {
   for (int64_t r = row; r < end; r++)
     for (int64_t p = 0; p < u->panels; p++) {
+      float *sums = sums_of(u, 0, (r - row) / AMX_STRIP, p) + (r - row) % AMX_STRIP * PANEL;
       const int64_t columns = all - first - p * PANEL;
-      memcpy(sums_of(u, 0, (r - row) / AMX_STRIP, p) + (r - row) % AMX_STRIP * PANEL, row_of(j->y, r) + first + p * PANEL, (size_t)(columns < PANEL ? columns : PANEL) * 4);
+      memcpy(sums, row_of(j->y, r) + first + p * PANEL, (size_t)(columns < PANEL ? columns : PANEL) * 4);
     }
 }
 // write_sums writes them there in the end; past the caches if past says so.
@@ -239,33 +251,39 @@ INLINE void write_sums(const product_job *j, const unit_sums *u, int64_t row, in
     }
 }
 
-// rows_after are the lines of a unit's packed rows from an element of a segment on; behind the segment's last element, those of the next one.
+// in_a_run are lines that lie one after another.
+static requests in_a_run(const void *from, int64_t lines) { return (requests){.next = from, .count = lines, .in_run = INT64_MAX, .left = INT64_MAX}; }
+// rows_after are the lines of a unit's packed rows from an element of a segment on; behind its last element, those of the next segment.
 static requests rows_after(const product_job *q, int64_t s, int64_t elements, int64_t at, int64_t row, int64_t strips) {
   while (s < q->cut.count && at >= segment_end(q, s, elements) - segment_start(q, s)) s++, at = 0;
   if (s == q->cut.count) return (requests){0};
   const packed_block b = packed_at(q, s, elements, at, (q->first_row + row) / AMX_ROWS);
-  return (requests){.next = (const float *)b.at, .count = 2 * strips * b.next / (4 * LINE), .in_run = INT64_MAX, .left = INT64_MAX};
+  return in_a_run(b.at, 2 * strips * b.next / LINE_BYTES);
 }
-// weights_after are those of a block of a panel from element at on; behind the last element, the first ones of panel next, which another unit has.
+static int64_t step_bytes(matrix w) { return w.type == E4M3 ? E4M3_STEP : STEP_BYTES; }
+// weights_after are those of a block of a panel from element at on; behind the last element, the first ones of panel next.
 static requests weights_after(const product_job *q, int64_t panel, int64_t at, int64_t next) {
   if (at >= q->w.in) panel = next, at = 0;
   if (panel >= div_up(q->w.out, PANEL)) return (requests){0};
-  const int64_t left = q->w.in - at, depth = left < AMX_DEPTH ? left : AMX_DEPTH, lines = depth / 2 * (q->w.type == E4M3 ? E4M3_STEP : STEP_BYTES) / (4 * LINE);
-  return (requests){.next = (const float *)weights_at(q->w, panel, at / 2), .count = lines, .in_run = lines, .left = lines};
+  const int64_t left = q->w.in - at, depth = left < AMX_DEPTH ? left : AMX_DEPTH;
+  return in_a_run(weights_at(q->w, panel, at / 2), depth / 2 * step_bytes(q->w) / LINE_BYTES);
 }
 // turned_after are the weights of PANEL columns of the transposed product from row at of the matrix on.
 static requests turned_after(const product_job *q, int64_t group, int64_t at) {
-  const int64_t left = q->w.out - at, depth = left < AMX_DEPTH ? left : AMX_DEPTH, first = group * PANEL / 2, have = steps_of(q->w) - first < PANEL / 2 ? steps_of(q->w) - first : PANEL / 2;
-  if (left <= 0 || have <= 0) return (requests){0};
-  const int64_t run = have * (q->w.type == E4M3 ? E4M3_STEP : STEP_BYTES) / (4 * LINE);
-  return (requests){.next = (const float *)weights_at(q->w, at / PANEL, first), .count = div_up(depth, PANEL) * run, .in_run = run, .left = run, .skip = panel_bytes(q->w) / 4 - run * LINE};
+  const int64_t left = q->w.out - at, depth = left < AMX_DEPTH ? left : AMX_DEPTH, first = group * PANEL / 2, steps = steps_of(q->w) - first;
+  if (left <= 0 || steps <= 0) return (requests){0};
+  const int64_t run = (steps < PANEL / 2 ? steps : PANEL / 2) * step_bytes(q->w) / LINE_BYTES;
+  requests r = in_a_run(weights_at(q->w, at / PANEL, first), div_up(depth, PANEL) * run);
+  r.in_run = r.left = run, r.skip = panel_bytes(q->w) / 4 - run * LINE;
+  return r;
 }
 
-// A unit is a block of strips × some panels; columns come first in its number. Of the transposed product y = dx, and a panel is PANEL columns of it: blocks of the weights are turned for all rows.
+// A unit is a block of strips × some panels; columns come first in its number. Of the transposed product y = dx, and a panel is PANEL
+// columns of it: blocks of the weights are turned for all rows.
 INLINE void run_unit(const product_job *j, int64_t unit, worker *w, const bool transposed) {
   const int64_t all = transposed ? j->w.in : j->w.out, panels = div_up(all, PANEL), chunks = div_up(panels, j->panels_per_unit);
   const int64_t p0 = unit % chunks * j->panels_per_unit, p1 = p0 + j->panels_per_unit < panels ? p0 + j->panels_per_unit : panels;
-  const int64_t row = unit / chunks * j->strips_per_unit * AMX_STRIP, end = row + j->strips_per_unit * AMX_STRIP < j->y.rows ? row + j->strips_per_unit * AMX_STRIP : j->y.rows;
+  const int64_t most = j->strips_per_unit * AMX_STRIP, row = unit / chunks * most, end = row + most < j->y.rows ? row + most : j->y.rows;
   const int64_t strips = div_up(end - row, AMX_STRIP);
   char *scratch = w->memory;
   const unit_sums u = {(float *)(scratch + AMX_SCRATCH / 2 * STEP_BYTES), strips, p1 - p0};
@@ -287,13 +305,16 @@ INLINE void run_unit(const product_job *j, int64_t unit, worker *w, const bool t
         if (depth > 0) k.rows = packed_at(q, s, elements, at - begin, (q->first_row + row) / AMX_ROWS);
         k.last = q == last && at + depth >= stop;
         const int64_t groups = depth > 0 ? div_up(depth, AMX_GROUP) : 0;
-        // While a block is multiplied, what comes after it is asked for, a share at each group: the weights of the next one, and the rows of those that have other elements of the inner axis.
+        // While a block is multiplied, what comes after it is asked for, a share at each group: the weights of the next one, and the
+        // rows of those that have other elements of the inner axis.
         requests soon[2] = {0};
-        if (groups) soon[1] = rows_after(q, s, elements, at - begin + depth, row, strips), soon[1].some = div_up(soon[1].count, groups * strips * (p1 - p0));
+        if (groups) soon[1] = rows_after(q, s, elements, at - begin + depth, row, strips);
+        if (groups) soon[1].some = div_up(soon[1].count, groups * strips * (p1 - p0));
         for (int64_t p = p0; p < p1; p++) {
           const char *b = NULL;
           if (groups) {
-            soon[0] = transposed ? turned_after(q, p + 1 < p1 ? p + 1 : p0, p + 1 < p1 ? at : at + depth) : weights_after(q, p + 1 < p1 ? p + 1 : p0, p + 1 < p1 ? at : at + depth, p1);
+            const int64_t next = p + 1 < p1 ? p + 1 : p0, there = p + 1 < p1 ? at : at + depth;
+            soon[0] = transposed ? turned_after(q, next, there) : weights_after(q, next, there, p1);
             soon[0].some = div_up(soon[0].count, groups * strips);
             b = scratch;
             if (transposed) b = weights_turned(q, p, at, depth, scratch);
@@ -315,11 +336,14 @@ INLINE void run_unit(const product_job *j, int64_t unit, worker *w, const bool t
 void matmul_amx(const void *job, int64_t unit, worker *w) { run_unit(job, unit, w, false); }
 void matmul_amx_transposed(const void *job, int64_t unit, worker *w) { run_unit(job, unit, w, true); }
 
-// Weights of eight bits for a few rows go through vectors: they become pairs in registers, and nothing is written in between. The sums are those of tiles: chains over the even and the odd elements of each group, added to what is there.
+// Weights of eight bits for a few rows go through vectors: they become pairs in registers, and nothing is written in between. The sums
+// are those of tiles: chains over the even and the odd elements of each group, added to what is there.
 enum { VECTOR_ROWS = 4, PANEL_VECTORS = PANEL / LANES };
 
-// by_vectors does R rows by depth elements of the inner axis of one panel of such weights, from k on. x is the rows' bfloat16 numbers widened, AMX_DEPTH apart and with zeros behind the last.
-INLINE void by_vectors(const int R, const product_job *j, int64_t panel, int64_t k, int64_t depth, const float *x, bool zero, float *sums, const bool look_up) {
+// by_vectors does R rows by depth elements of the inner axis of one panel of such weights, from k on. x is the rows' bfloat16 numbers
+// widened, AMX_DEPTH apart and with zeros behind the last.
+INLINE void by_vectors(const int R, const product_job *j, int64_t panel, int64_t k, int64_t depth, const float *x, bool zero, float *sums,
+                       const bool look_up) {
   enum { NEAR = 2048 };
   const vi upper = (vi){0} + (int32_t)0xffff0000;
   const int64_t scaled = j->w.columns / 2, end = (k + depth + 1) / 2; // steps that have one scale, and where the last one ends
@@ -327,7 +351,10 @@ INLINE void by_vectors(const int R, const product_job *j, int64_t panel, int64_t
   e4m3_numbers numbers = {0};
   vf s[VECTOR_ROWS][PANEL_VECTORS], even[VECTOR_ROWS][PANEL_VECTORS], odd[VECTOR_ROWS][PANEL_VECTORS];
   UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int v = 0; v < PANEL_VECTORS; v++) s[r][v] = zero ? vset(0.0f) : vload(sums + r * PANEL + v * LANES), even[r][v] = odd[r][v] = vset(0.0f);
+    UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
+      s[r][v] = zero ? vset(0.0f) : vload(sums + r * PANEL + v * LANES);
+      even[r][v] = odd[r][v] = vset(0.0f);
+    }
   const char *from = NULL;
   for (int64_t step = k / 2, left = GROUP_STEPS; step < end;) {
     if (!from || step % scaled == 0) {
@@ -347,7 +374,10 @@ INLINE void by_vectors(const int R, const product_job *j, int64_t panel, int64_t
       else e4m3_step(products, from, pairs);
       UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
         vf low = (vf)((vi)pairs[v] << 16), high = (vf)((vi)pairs[v] & upper);
-        UNROLL for (int r = 0; r < R; r++) even[r][v] = vfma(vset(x[r * AMX_DEPTH]), low, even[r][v]), odd[r][v] = vfma(vset(x[r * AMX_DEPTH + 1]), high, odd[r][v]);
+        UNROLL for (int r = 0; r < R; r++) {
+          even[r][v] = vfma(vset(x[r * AMX_DEPTH]), low, even[r][v]);
+          odd[r][v] = vfma(vset(x[r * AMX_DEPTH + 1]), high, odd[r][v]);
+        }
       }
     }
     if (left && step < end) continue;
@@ -366,10 +396,15 @@ INLINE void by_vectors(const int R, const product_job *j, int64_t panel, int64_t
 static void rows_by_vectors(const product_job *j, int64_t panel, int64_t k, int64_t depth, packed_block a, bool zero, float *sums) {
   float x[VECTOR_ROWS * AMX_DEPTH];
   for (int64_t g = 0; g < div_up(depth, AMX_GROUP); g++)
-    for (int64_t r = 0; r < j->y.rows; r++)
-      for (int i = 0; i < AMX_GROUP; i++) x[r * AMX_DEPTH + g * AMX_GROUP + i] = widen_bf16(((const uint16_t *)(a.at + g * AMX_TILE_BYTES))[r * AMX_GROUP + i]);
-#define ROWS(R) \
-  case R: return j->permutes_bytes ? by_vectors(R, j, panel, k, depth, x, zero, sums, true) : by_vectors(R, j, panel, k, depth, x, zero, sums, false);
+    for (int64_t r = 0; r < j->y.rows; r++) {
+      const uint16_t *from = (const uint16_t *)(a.at + g * AMX_TILE_BYTES) + r * AMX_GROUP;
+      for (int i = 0; i < AMX_GROUP; i++) x[r * AMX_DEPTH + g * AMX_GROUP + i] = widen_bf16(from[i]);
+    }
+#define ROWS(R)                                                                              \
+  case R:                                                                                    \
+    if (j->permutes_bytes) by_vectors(R, j, panel, k, depth, x, zero, sums, true);           \
+    else by_vectors(R, j, panel, k, depth, x, zero, sums, false);                            \
+    return;
   switch (j->y.rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) }
 #undef ROWS
 }
@@ -406,7 +441,7 @@ void matmul_amx_few(const void *job, int64_t unit, worker *w) {
         requests soon[2] = {0};
         if (groups && direct && depth % AMX_GROUP == 0) {
           b = weights_at(j->w, p, at / 2);
-          soon[0] = (requests){.next = (const float *)(b + (second ? FAR : NEAR)), .count = groups * GROUP_BYTES / (4 * LINE), .some = GROUP_BYTES / (4 * LINE), .in_run = INT64_MAX, .left = INT64_MAX};
+          soon[0] = in_a_run(b + (second ? FAR : NEAR), groups * GROUP_BYTES / LINE_BYTES), soon[0].some = GROUP_BYTES / LINE_BYTES;
         } else if (groups && !direct && rows <= VECTOR_ROWS) {
           rows_by_vectors(j, p, at, depth, a, zero, to.at);
           zero = false;

@@ -1,4 +1,4 @@
-// The kernels for amd64 with avx512f, and those with AMX beside it: there the products of bfloat16 are another arithmetic.
+// The kernels for amd64 with avx512f, and those where there is AMX as well, whose products of bfloat16 weights are another arithmetic.
 #ifdef EMULATE_AVX512
 #pragma GCC target("avx2,fma")
 #else
@@ -10,5 +10,6 @@
 #include "kernels_all.h"
 
 #include "amx.h"
-const kernels kernels_amx = {.isa = "amx", .arithmetic = "cpu-amx-1", .peak_bf16 = peak_amx, .peak_pairs = AMX_PEAK_TILES * AMX_ROWS * AMX_ROWS * AMX_GROUP, KERNELS
-                             .pack_amx = pack_amx, .matmul_amx = matmul_amx, .matmul_amx_few = matmul_amx_few, .matmul_amx_transposed = matmul_amx_transposed};
+const kernels kernels_amx = {.isa = "amx", .arithmetic = "cpu-amx-1", .peak_bf16 = peak_amx, .peak_pairs = AMX_PEAK_PAIRS, KERNELS
+                             .pack_amx = pack_amx, .matmul_amx = matmul_amx, .matmul_amx_few = matmul_amx_few,
+                             .matmul_amx_transposed = matmul_amx_transposed};

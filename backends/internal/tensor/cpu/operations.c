@@ -14,7 +14,8 @@
 extern const kernels kernels_sse2, kernels_avx2, kernels_avx512, kernels_avx512bf16, kernels_amx;
 
 #ifndef EMULATE_AVX512
-// tiles_granted tells whether this process may use tiles: their state is large, so that Linux saves it only for those who have asked. It holds for all threads, and asking again changes nothing.
+// tiles_granted tells whether this process may use tiles: their state is large, so that Linux saves it only for those who have asked. It
+// holds for all threads, and asking again changes nothing.
 static bool tiles_granted(void) {
   enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
   return !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);

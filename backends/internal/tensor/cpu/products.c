@@ -96,7 +96,8 @@ enum { LEAST_PANELS = 4, MOST_PANELS = 64 };
 enum { ACROSS_CUT_ROWS = 512, MOST_CUT_PANELS = 64, CUT_SUMS_BYTES = 512 << 10 }; // the same where the inner axis has segments, whose sums are beside y: these stay in the second-level cache
 enum { FEW_BYTES = 256 << 10, STRAIGHT_BYTES = 128 << 10 }; // of weights of a unit where there are few rows, about, so that threads end together; the second where one panel after the other is read
 static const int64_t STRIP_BYTES = 256 << 20; // of packed rows at a time
-// Gradients of one operation, and outputs of a product by tiles, from which on they are written past the caches: they would drive out what the pass is about to read, and come back only when much else has been.
+// Gradients of one operation, and outputs of a product by tiles, from which on they are written past the caches: they would drive out what
+// the pass is about to read, and come back only when much else has been.
 static const int64_t PAST_BYTES = 2 << 20;
 
 // cut chooses the units: blocks of at most block strips, as even as can be, times chunks of least to most panels, about share of them. It gives their number.
@@ -136,7 +137,8 @@ static bool shares(const kernels *k, part *p, const part *owner) {
   return true;
 }
 
-// Units of products by tiles: rows and panels whose sums stay in the second-level cache, so many that each brings in little of the rows and of the weights for what it multiplies.
+// Units of products by tiles: rows and panels whose sums stay in the second-level cache, so many that each brings in little of the rows
+// and of the weights for what it multiplies. There are fewer where weights are turned for each block of rows.
 enum { AMX_BLOCK_ROWS = 512, AMX_LEAST_PANELS = 8, AMX_MOST_PANELS = 16 };
 
 // prepare_amx is prepare where there are tiles, for weights of bfloat16.
@@ -145,11 +147,13 @@ static int64_t prepare_amx(const device *d, part *p, const product *g, bool head
   const bool few = !g->transposed && y.rows <= AMX_STRIP;
   segments inner = {1, {(int32_t)x.cols}};
   if (g->cut.count) inner.count = g->cut.count, memcpy(inner.ends, g->cut.ends, sizeof inner.ends[0] * (size_t)inner.count);
-  const int64_t packs = div_up(y.rows, AMX_ROWS);
+  const int64_t packs = div_up(y.rows, AMX_ROWS), bytes = packs * amx_groups(&inner) * AMX_TILE_BYTES + 64;
   *p = (part){.pack = k->pack_amx, .multiply = few ? k->matmul_amx_few : g->transposed ? k->matmul_amx_transposed : k->matmul_amx,
               .rows = {.a = x, .rows_per_unit = AMX_ROWS, .type = BFLOAT16, .cut = inner},
-              .product = {.y = y, .w = g->w, .strip_rows = AMX_STRIP, .accumulate = g->accumulate, .packed_rows = y.rows, .cut = inner, .permutes_bytes = d->permutes_bytes},
-              .packed_bytes = packs * amx_groups(&inner) * AMX_TILE_BYTES + 64, .packs = packs, .strip_rows = AMX_STRIP, .panel_columns = PANEL, .columns = y.cols, .factor = g->factor, .round = g->round, .few = few};
+              .product = {.y = y, .w = g->w, .strip_rows = AMX_STRIP, .accumulate = g->accumulate, .packed_rows = y.rows, .cut = inner},
+              .packed_bytes = bytes, .packs = packs, .strip_rows = AMX_STRIP, .panel_columns = PANEL, .columns = y.cols,
+              .factor = g->factor, .round = g->round, .few = few};
+  p->product.permutes_bytes = d->permutes_bytes;
   p->product.past = !g->accumulate && g->factor == 0.0f && y.rows * y.cols * 4 >= PAST_BYTES && y.addr % 64 == 0 && y.stride % k->lanes == 0;
   p->shared = owner && shares(k, p, owner);
   if (p->shared) p->packs = 0, p->packed_bytes = 0;
@@ -161,7 +165,8 @@ static int64_t prepare_amx(const device *d, part *p, const product *g, bool head
     each = each < 1 ? 1 : each;
     return cut(p, strips, strips, panels, each, each, 1);
   }
-  return cut(p, strips, AMX_BLOCK_ROWS / AMX_STRIP, panels, AMX_LEAST_PANELS, inner.count > 1 ? AMX_LEAST_PANELS : AMX_MOST_PANELS, div_up(share, g->transposed ? 4 : 2)); // fewer where weights are turned for each block of rows
+  const int64_t most = inner.count > 1 ? AMX_LEAST_PANELS : AMX_MOST_PANELS;
+  return cut(p, strips, AMX_BLOCK_ROWS / AMX_STRIP, panels, AMX_LEAST_PANELS, most, div_up(share, g->transposed ? 4 : 2));
 }
 
 // prepare makes the part of rows [from, to) of a product, all but where the packed rows are, with about share of the units. It gives their number. owner is the part whose rows it may share, NULL if there is none; head the part whose chains it continues, whose units do its work.
@@ -303,7 +308,9 @@ int op_products(device *d, const product *products, int64_t n) {
       const bool first = next >= until && !g->continues;
       int64_t inner = in, end = sets && first ? set_end(products, n, next, &inner) : 0;
       const bool joined = end > next + 1 || g->continues;
-      int64_t more = prepare(d, p, g, g->continues ? parts + head : NULL, done, done + rows, share, count && !joined ? parts + owner : NULL), room = (STRIP_BYTES - bytes) / (inner * (p->pack == d->k->pack_amx ? 2 : 4) + 1);
+      int64_t more = prepare(d, p, g, g->continues ? parts + head : NULL, done, done + rows, share, count && !joined ? parts + owner : NULL);
+      const bool few = p->few, tiles = p->pack == d->k->pack_amx;
+      int64_t room = (STRIP_BYTES - bytes) / (inner * (tiles ? 2 : 4) + 1);
       if (!p->shared && rows > room && (first || !joined) && next >= until) {
         if (count > 0) break;
         if (room < BLOCK_ROWS) room = BLOCK_ROWS;
@@ -322,7 +329,6 @@ int op_products(device *d, const product *products, int64_t n) {
       }
       count++;
       if (!p->shared) owner = count - 1;
-      const bool few = p->few, tiles = p->pack == d->k->pack_amx;
       p->owner = owner, p->own_at = bytes;
       all_few = all_few && few, once = once && few && rows <= (tiles ? AMX_STRIP : d->k->tile_rows);
       p->first_pack = packs, p->first_unit = units, p->product.units = more;

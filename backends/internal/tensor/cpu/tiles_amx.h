@@ -1,4 +1,5 @@
-// The tiles of a thread: eight registers of up to 16 rows of 64 bytes. The compiler's own names for these instructions do not tell it that they read and write memory.
+// The tiles of a thread: eight registers of up to 16 rows of 64 bytes. The compiler's own names for these instructions do not tell it
+// that they read and write memory.
 typedef struct {
   uint8_t palette, start_row, reserved[14];
   uint16_t row_bytes[16];

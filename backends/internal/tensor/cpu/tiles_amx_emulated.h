@@ -1,5 +1,6 @@
-// The tiles of tiles_amx.h by vectors, for processors that have none: with the build tag emulate_avx512 the kernels' own text for tiles is compiled over these, and tested, anywhere. The bits are those of the instructions while the
-// threads flush subnormal numbers, but for which NaN it is.
+// The tiles of tiles_amx.h by vectors, for processors that have none: with the build tag emulate_avx512 the kernels' own text for tiles
+// is compiled over these, and tested, anywhere. The bits are those of the instructions while the threads flush subnormal numbers, but for
+// which NaN it is.
 typedef struct {
   uint8_t palette, start_row, reserved[14];
   uint16_t row_bytes[16];
@@ -26,7 +27,8 @@ static void tile_store(int t, void *to, int64_t stride) {
   if (tiles.shapes.palette != 1) __builtin_trap();
   for (int r = 0; r < tiles.shapes.rows[t]; r++) memcpy((char *)to + r * stride, tiles.rows[t][r], tiles.shapes.row_bytes[t]);
 }
-// tile_dot: for every output a chain of multiply-adds over the even elements of its 32 pairs of factors and one over the odd ones, each from zero; their sum is added to what was there.
+// tile_dot: for every output a chain of multiply-adds over the even ones of its 32 products and one over the odd ones, each from zero;
+// their sum is added to what was there.
 static void tile_dot(int c, int a, int b) {
   if (tiles.shapes.palette != 1 || tiles.shapes.rows[b] != 16 || tiles.shapes.rows[a] != tiles.shapes.rows[c]) __builtin_trap();
   for (int r = 0; r < tiles.shapes.rows[c]; r++) {
