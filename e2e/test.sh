@@ -93,7 +93,7 @@ race() { step "go, race detector" gotest race -race $without $concurrent; }
 environment() { step "python environment" e2e/python.sh; }
 beside race environment # which waits for the network and the disk; none of these packages need it
 long_sums() { step "go, CUDA and damages" gotest sums -run "$sums" ./backends/internal/engine ./gateway/internal/store; }
-# The kernels' text for avx512, and the ways that only another maker's processor takes, over instructions that nearly every one has: a test that needs a certain processor is seldom run.
+# The kernels' text for avx512 and AMX, and the ways that only another maker's processor takes, over instructions that nearly every one has: a test that needs a certain processor is seldom run.
 emulated() {
   grep -qw avx2 /proc/cpuinfo || return 0
   step "go, avx512 emulated" gotest emulated -tags emulate_avx512 ./backends/internal/tensor/cpu

@@ -83,6 +83,8 @@ var ErrMemory = errors.New("out of device memory")
 // Fixed order is the contract: every output element is a function of its own row's inputs only, computed by the same chain of operations whatever the number of rows,
 // the cut of the batch and the number of threads. A product's element is one chain of fused multiply-adds over the inner axis in ascending order, starting from what the
 // output holds (or zero), or, with Segments, a fixed tree over such chains. With bfloat16 matrices the inner axis goes in pairs, odd element first, then even, the last pair padded with zero, inputs rounded to nearest even.
+// Processors that multiply by tiles (Arithmetic "cpu-amx-…") take groups of 32 from where a segment begins, the last one padded with zeros: the even elements' chain and
+// the odd ones', each from zero, are added to each other and then to the output. Either order is kept by every product of an arithmetic.
 // Row reductions use 16 logical lanes and one tree. Denormals are flushed.
 type Device interface {
 	Recurrence
