@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 grpcio_tools=1.85.1
 gen_go_grpc=v1.6.2  # protoc-gen-go has the version that go.mod gives to google.golang.org/protobuf
 gen_go=$(go list -m -f '{{.Version}}' google.golang.org/protobuf)
-files="plugins/backendpb/backend.proto gateway/internal/tinker/wire/tinkerpb/tinker_public.proto"
+files="plugins/backendpb/backend.proto plugins/backendpb/remote.proto gateway/internal/tinker/wire/tinkerpb/tinker_public.proto"
 
 case ${1:-check} in check | write) ;; *) echo "usage: e2e/generated.sh [check|write]" >&2; exit 2 ;; esac
 

@@ -28,11 +28,18 @@ import (
 // Signals that ask for an end (SIGTERM to a whole service, ctrl-C in a terminal) are ignored here: the gateway gets them too, notes what is not finished, and
 // then ends this process.
 //
-// A process that was started with the one argument `check-config` only checks a configuration, see ConfigChecker, and with `plan-memory` only plans memory, see Planner, for whoever started it.
+// A process that was started with the one argument `check-config` only checks a configuration, see ConfigChecker, and with `plan-memory` only plans memory, see Planner, for whoever started it. One that was started
+// with the argument `serve` serves gateways on other machines, see listen.go.
 func Serve(b Backend) {
 	unix.Umask(0o077)
 	if question() != "" {
 		if err := serveQuestion(b, os.Stdin, os.Stdout); err != nil {
+			fail(err)
+		}
+		return
+	}
+	if len(os.Args) > 1 && os.Args[1] == serveArgument {
+		if err := serveGateways(b, os.Args[2:]); err != nil {
 			fail(err)
 		}
 		return

@@ -1,0 +1,298 @@
+package plugins
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/stats"
+
+	"github.com/tinsmith/tinsmith/plugins/backendpb"
+)
+
+// AttachRequest says which backend a gateway wants to use, and as whom.
+type AttachRequest struct {
+	Address string // HOST:PORT
+	TLS     TLSFiles
+	Gateway string // id of the gateway, for messages; 1 to 200 bytes
+	Number  uint64 // of the lease, at least 1: above all numbers that this or any other gateway of the same backend has used
+	Plugin  string // what the backend must be; "": whatever it is
+	Model   string // directory on the backend's machine; "": the only one that it may load
+	// ModelFiles are SHA-256 of the gateway's files of the model, by name: what the backend's directory has under these names must be the same.
+	ModelFiles map[string][]byte
+}
+
+// Attachment is the use of a backend on another machine, from the grant of a lease to its end. Its methods may be called concurrently.
+type Attachment struct {
+	request AttachRequest
+	backend *crossing
+	process string // of the backend
+	bootID  string
+
+	stop   context.CancelFunc // ends the stream that holds the lease
+	lost   chan struct{}      // closed with the lease
+	closed chan struct{}      // closed when everything of it has ended
+
+	mu     sync.Mutex
+	reason string
+	told   bool // the backend itself said why it ended, or this side ended it
+}
+
+// probeTimeout is how long a lost backend's process is asked whether it lives.
+const probeTimeout = 2 * time.Second
+
+// Attach takes the lease of a backend and holds it until it is lost or Close. ctx is for the attaching only. An error of the backend's is a *Error: KindUnavailable if it may succeed later, as with a higher number; KindInvalid, with a
+// field such as "config.model", if not.
+func Attach(ctx context.Context, r AttachRequest) (*Attachment, error) {
+	a := &Attachment{request: r, lost: make(chan struct{}), closed: make(chan struct{})}
+	control, err := a.dial(false)
+	if err != nil {
+		return nil, err
+	}
+	files, err := a.dial(true)
+	if err != nil {
+		_ = control.Close()
+		return nil, err
+	}
+	streamCtx, stop := context.WithCancel(context.Background())
+	a.stop = stop
+	giveUp := context.AfterFunc(ctx, stop)
+	stream, grant, err := a.claim(streamCtx, backendpb.NewRemoteClient(control))
+	if !giveUp() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		stop()
+		_, _ = control.Close(), files.Close()
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return nil, fmt.Errorf("attach to %s: %w", r.Address, err)
+	}
+	a.process, a.bootID = grant.GetProcess(), grant.GetBootId()
+	client := NewClient(control, a.lost)
+	client.ExplainLoss(a.Reason)
+	a.backend = &crossing{client, backendpb.NewRemoteClient(files)}
+	go func() {
+		defer close(a.closed)
+		a.hold(stream, time.Duration(grant.GetLeaseNanos()))
+		stop()
+		_, _ = control.Close(), files.Close()
+	}()
+	return a, nil
+}
+
+// dial prepares one connection, which is made with its first call and never again: a call must not come by another way than the lease.
+func (a *Attachment) dial(files bool) (*grpc.ClientConn, error) {
+	options := append(DialOptions(), grpc.WithIdleTimeout(0), grpc.WithStatsHandler(&connectionEnd{a.broke}), grpc.WithContextDialer(dialOnce()),
+		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			return invoke(leased(ctx, a.request.Number), method, req, reply, cc, opts...)
+		}),
+		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			return open(leased(ctx, a.request.Number), desc, cc, method, opts...)
+		}))
+	if files {
+		options = append(options, grpc.WithInitialWindowSize(requestWindow)) // a checkpoint's files are long, and read as they come
+	}
+	secure, err := a.request.credentials()
+	if err != nil {
+		return nil, err
+	}
+	return grpc.NewClient("passthrough:///"+a.request.Address, append(options, grpc.WithTransportCredentials(secure))...)
+}
+
+func (r *AttachRequest) credentials() (credentials.TransportCredentials, error) {
+	if err := CheckAddress(r.Address, r.TLS.Used()); err != nil {
+		return nil, Invalidf("config.address", "%v", err)
+	}
+	if !r.TLS.Used() {
+		return insecure.NewCredentials(), nil
+	}
+	host, _, err := net.SplitHostPort(r.Address)
+	if err != nil {
+		return nil, Invalidf("config.address", "%v", err)
+	}
+	config, err := r.TLS.Client(host)
+	if err != nil {
+		return nil, unavailablef("tls: %v", err) // files that are being renewed
+	}
+	return credentials.NewTLS(config), nil
+}
+
+// errDialed says that the one connection has been made.
+var errDialed = errors.New("the connection was made once and is gone")
+
+func dialOnce() func(context.Context, string) (net.Conn, error) {
+	var dialed atomic.Bool
+	return func(ctx context.Context, address string) (net.Conn, error) {
+		if dialed.Swap(true) {
+			return nil, errDialed
+		}
+		return (&net.Dialer{Timeout: handshakeTimeout}).DialContext(ctx, "tcp", address)
+	}
+}
+
+// connectionEnd tells of a connection's end.
+type connectionEnd struct{ ended func() }
+
+func (c *connectionEnd) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context {
+	return ctx
+}
+func (c *connectionEnd) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+func (c *connectionEnd) HandleRPC(context.Context, stats.RPCStats)                       {}
+func (c *connectionEnd) HandleConn(_ context.Context, s stats.ConnStats) {
+	if _, ok := s.(*stats.ConnEnd); ok {
+		c.ended()
+	}
+}
+
+// broke is told that a connection has ended.
+func (a *Attachment) broke() { a.lose("its connection broke", false) }
+
+type attachStream = grpc.BidiStreamingClient[backendpb.AttachRequest, backendpb.AttachResponse]
+
+func (a *Attachment) claim(ctx context.Context, rpc backendpb.RemoteClient) (attachStream, *backendpb.AttachResponse_Grant, error) {
+	stream, err := rpc.Attach(ctx)
+	if err != nil {
+		return nil, nil, attachError(err)
+	}
+	claim := &backendpb.AttachRequest_Claim{
+		ProtocolVersion: int64(Handshake.ProtocolVersion), Gateway: a.request.Gateway, Number: a.request.Number, Plugin: a.request.Plugin, ModelDir: a.request.Model,
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.request.ModelFiles)) {
+		claim.ModelFiles = append(claim.ModelFiles, &backendpb.ModelFile{Name: name, Sha256: a.request.ModelFiles[name]})
+	}
+	_ = stream.Send(&backendpb.AttachRequest{Claim: claim}) // Recv tells why not
+	answer, err := stream.Recv()
+	if err != nil {
+		return nil, nil, attachError(err)
+	}
+	if answer.GetGrant().GetLeaseNanos() < int64(minExpiry) {
+		return nil, nil, unavailablef("the backend answers without a lease")
+	}
+	return stream, answer.GetGrant(), nil
+}
+
+// attachError is a refusal of the backend's, or why there is no answer.
+func attachError(err error) error {
+	if e, ok := fromStatus(err); ok {
+		return e
+	}
+	return unavailablef("no answer: %v", err)
+}
+
+// hold renews the lease until it is lost.
+func (a *Attachment) hold(stream attachStream, expiry time.Duration) {
+	answers := make(chan error)
+	go func() { // ends with the stream, or with the lease
+		for {
+			_, err := stream.Recv()
+			select {
+			case answers <- err:
+			case <-a.lost:
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	renew := time.NewTicker(expiry / 5)
+	defer renew.Stop()
+	silent := time.NewTimer(expiry * 2 / 3)
+	defer silent.Stop()
+	for {
+		select {
+		case <-a.lost:
+			return
+		case <-renew.C:
+			_ = stream.Send(&backendpb.AttachRequest{}) // Recv tells of its end
+		case err := <-answers:
+			if e, ok := fromStatus(err); err != nil && ok {
+				a.lose(e.Message, true)
+			} else if err != nil {
+				a.lose("its connection broke", false)
+			}
+			silent.Reset(expiry * 2 / 3)
+		case <-silent.C:
+			a.lose(fmt.Sprintf("it did not answer for %v", expiry*2/3), false)
+		}
+	}
+}
+
+// lose ends the attachment, for a reason; the first one counts.
+func (a *Attachment) lose(reason string, told bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.reason != "" {
+		return
+	}
+	a.reason, a.told = reason, told
+	close(a.lost)
+}
+
+// Backend is the backend. Its checkpoints are on this machine: those that it saves come here, and those that it loads are brought to it. When the lease is lost its calls fail with ErrBackendLost.
+func (a *Attachment) Backend() Backend { return a.backend }
+
+// Done is closed when the lease is lost.
+func (a *Attachment) Done() <-chan struct{} { return a.lost }
+
+// Reason says why the lease was lost; "" while it is held.
+func (a *Attachment) Reason() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.reason
+}
+
+// Lose gives the lease back, for a reason that the errors of calls have, and returns at once.
+func (a *Attachment) Lose(reason string) { a.lose(reason, true) }
+
+// Close gives the lease back and returns when nothing is left of it on this side.
+func (a *Attachment) Close() {
+	a.Lose("the gateway has ended it")
+	<-a.closed
+}
+
+// Crashed tells, once the lease is lost, whether the backend's process has crashed: it said nothing, and is not there any more. It takes up to two seconds. One that cannot be reached does not count: nobody knows.
+func (a *Attachment) Crashed(ctx context.Context) bool {
+	a.mu.Lock()
+	told := a.told
+	a.mu.Unlock()
+	if told {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	secure, err := a.request.credentials()
+	if err != nil {
+		return false
+	}
+	var refused atomic.Bool
+	dial := dialOnce()
+	conn, err := grpc.NewClient("passthrough:///"+a.request.Address, grpc.WithTransportCredentials(secure), grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+		c, err := dial(ctx, address)
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			refused.Store(true)
+		}
+		return c, err
+	}))
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	hello, err := backendpb.NewRemoteClient(conn).Hello(ctx, &backendpb.HelloRequest{})
+	if err != nil {
+		return refused.Load()
+	}
+	return hello.GetProcess() != a.process
+}
