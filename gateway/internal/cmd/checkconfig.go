@@ -84,6 +84,10 @@ func checkModel(ctx context.Context, notes io.Writer, m config.Model, programs s
 			faults = append(faults, err)
 		}
 	}
+	if m.Remote != nil {
+		fmt.Fprintf(notes, "model %s: the backend at %s is not asked: it checks its section when it loads\n", m.Name, m.Remote.Address)
+		return errors.Join(append(faults, checkRemote(m.Remote))...)
+	}
 	program, err := fleet.Program(programs, m.Plugin)
 	if err != nil {
 		return errors.Join(append(faults, err)...)

@@ -98,6 +98,9 @@ func modelToPlan(file, model string) (config.Model, error) {
 
 // planModel has the model's plugin plan.
 func planModel(ctx context.Context, programs string, m config.Model, request plugins.PlanRequest) (plugins.Plan, error) {
+	if m.Remote != nil {
+		return plugins.Plan{}, fmt.Errorf("%s: %w", m.Name, errElsewhere)
+	}
 	dir, err := hub.Find(ctx, m.Path)
 	if err != nil {
 		return plugins.Plan{}, err

@@ -97,7 +97,7 @@ func reload(ctx context.Context, cfg config.Config, backends configurer) (config
 	for i := range models {
 		m := &models[i]
 		at := slices.IndexFunc(next.Models, func(other config.Model) bool { return other.Name == m.Name })
-		if at < 0 || next.Models[at].Plugin != m.Plugin {
+		if at < 0 || next.Models[at].Plugin != m.Plugin || !reflect.DeepEqual(next.Models[at].Remote, m.Remote) {
 			continue
 		}
 		m.Backend = next.Models[at].Backend

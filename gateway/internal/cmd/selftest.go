@@ -147,6 +147,9 @@ func selftestConfig(file, name string) (map[string]any, config.Model, error) {
 		found = 0
 	}
 	m = cfg.Models[found]
+	if m.Remote != nil {
+		return nil, m, fmt.Errorf("%s: %w", m.Name, errElsewhere)
+	}
 	entry := map[string]any{"name": m.Name, "path": m.Path, "backend": m.Backend}
 	if m.ToolFormat != "" {
 		entry["tool_format"] = m.ToolFormat

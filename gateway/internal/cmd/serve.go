@@ -302,7 +302,13 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	if auth.Redactor, err = redactor(cfg, models, programs); err != nil {
 		return err
 	}
-	backends, err := fleet.New(fleet.Config{Models: models, PluginDir: programs, DataDir: cfg.DataDir, Reserve: int64(cfg.Store.ReserveMiB) << 20, ProgressTimeout: cfg.Backends.ProgressTimeout})
+	leases, err := remoteLeases(ctx, cfg, records)
+	if err != nil {
+		return err
+	}
+	backends, err := fleet.New(fleet.Config{
+		Models: models, PluginDir: programs, DataDir: cfg.DataDir, Reserve: int64(cfg.Store.ReserveMiB) << 20, ProgressTimeout: cfg.Backends.ProgressTimeout, Leases: leases,
+	})
 	if err != nil {
 		return err
 	}
@@ -519,6 +525,13 @@ func redactor(cfg config.Config, models []*catalog.Model, programs string) (*red
 	}
 	for _, m := range models {
 		secrets.Paths = append(secrets.Paths, m.Dir, m.Path)
+		if r := m.Remote; r != nil {
+			secrets.Paths = append(secrets.Paths, r.Model, r.TLS.CertFile, r.TLS.KeyFile, r.TLS.CAFile)
+			secrets.Words = append(secrets.Words, r.Address)
+			if host, _, err := net.SplitHostPort(r.Address); err == nil {
+				secrets.Words = append(secrets.Words, host)
+			}
+		}
 	}
 	return redact.New(secrets), nil
 }

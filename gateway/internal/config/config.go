@@ -194,9 +194,11 @@ type Model struct {
 	ToolFormat string `yaml:"tool_format"`
 	// ExportNames are the names of exported tensors: "peft" or "tinker".
 	ExportNames string `yaml:"export_names"`
-	// Plugin is the backend's program, taken out of the backend section.
+	// Plugin is the backend's program, taken out of the backend section; with Remote empty where it does not matter.
 	Plugin string `yaml:"-"`
-	// Backend is the backend section as JSON, `plugin` included.
+	// Remote is where the backend runs, taken out of the backend section; nil: it is started by the gateway.
+	Remote *Remote `yaml:"-"`
+	// Backend is the backend section as JSON, `plugin` included, and without what is in Remote.
 	Backend json.RawMessage `yaml:"backend"`
 }
 

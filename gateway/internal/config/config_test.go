@@ -42,7 +42,7 @@ func TestFullFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := cfg.Models[0]
+	m, far := cfg.Models[0], cfg.Models[1]
 	for _, c := range []struct{ name, got, want string }{
 		{"listen", cfg.Listen, "127.0.0.1:0"},
 		{"data_dir", cfg.DataDir, filepath.Join("testdata", "state")},
@@ -65,6 +65,7 @@ func TestFullFile(t *testing.T) {
 		{"plugin", m.Plugin, "dataparallel"},
 		{"backend", string(m.Backend), `{"devices":[["cuda:0","cuda:1"],["cuda:2"]],"dtype":"bfloat16","plugin":"dataparallel","threads":2}`},
 		{"chat", m.Chat, "latest"},
+		{"far", fmt.Sprintf("%+v %q %s", *far.Remote, far.Plugin, far.Backend), `{Address:gpu-1:7000 Model:/models/far TLS:{CertFile:testdata/tls/gateway.pem KeyFile:testdata/tls/gateway.key CAFile:/etc/ca.pem}} "" {"dtype":"bfloat16"}`},
 		{"level", cfg.Log.Level, "debug"},
 	} {
 		if c.got != c.want {

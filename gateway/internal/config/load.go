@@ -93,7 +93,9 @@ func parse(path string, data []byte) (Config, error) {
 	if err := decodeNode(doc.Content[0], reflect.ValueOf(&cfg).Elem(), "", &budget); err != nil {
 		return fail(err)
 	}
-	cfg.resolve(filepath.Dir(path))
+	if err := cfg.resolve(filepath.Dir(path)); err != nil {
+		return fail(err)
+	}
 	return cfg, nil
 }
 
@@ -335,7 +337,7 @@ func editDistance(a, b string) int {
 }
 
 // resolve makes paths absolute or relative to the working directory, from paths relative to the file. Those of models become absolute: only such ones are known as paths when users are told why one is not served.
-func (c *Config) resolve(dir string) {
+func (c *Config) resolve(dir string) error {
 	for _, p := range []*string{&c.DataDir, &c.Auth.KeysFile, &c.Store.URLFile, &c.TLS.CertFile, &c.TLS.KeyFile} {
 		*p = relativeTo(dir, *p)
 	}
@@ -351,13 +353,11 @@ func (c *Config) resolve(dir string) {
 				}
 			}
 		}
-		var section struct {
-			Plugin string `json:"plugin"`
-		}
-		if json.Unmarshal(m.Backend, &section) == nil && section.Plugin != "" {
-			m.Plugin = section.Plugin
+		if err := m.splitBackend(dir); err != nil {
+			return fmt.Errorf("models[%d].%w", i, err)
 		}
 	}
+	return nil
 }
 
 func relativeTo(dir, path string) string {

@@ -230,7 +230,12 @@ func (c *Config) validateModels() error {
 		if !slices.Contains([]string{"peft", "tinker"}, m.ExportNames) {
 			return fmt.Errorf("%s.export_names: %q is not one of peft, tinker", key, m.ExportNames)
 		}
-		if !pluginName.MatchString(m.Plugin) {
+		if m.Remote != nil {
+			if err := m.Remote.validate(); err != nil {
+				return fmt.Errorf("%s.backend.%w", key, err)
+			}
+		}
+		if !pluginName.MatchString(m.Plugin) && !(m.Remote != nil && m.Plugin == "") {
 			return fmt.Errorf("%s.backend.plugin: %q is not a plugin name (lower-case letters, digits and - only)", key, m.Plugin)
 		}
 	}

@@ -1,4 +1,4 @@
-// Package fleet has the backends of all served models, one supervised process each, in the form that package runs asks for. It knows processes and no requests.
+// Package fleet has the backends of all served models, one supervised process each, started here or attached to elsewhere, in the form that package runs asks for. It knows processes and no requests.
 package fleet
 
 import (
@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/attach"
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/supervisor"
@@ -47,11 +48,15 @@ type State struct {
 // Config says what to run and how to watch it.
 type Config struct {
 	Models          []*catalog.Model
-	PluginDir       string        // has the programs
-	DataDir         string        // scratch space and lock files lie in it
-	Reserve         int64         // bytes of its disk that scratch space leaves free
-	ProgressTimeout time.Duration // see supervisor.Config; 0 = its default
+	PluginDir       string         // has the programs
+	DataDir         string         // scratch space and lock files lie in it
+	Reserve         int64          // bytes of its disk that scratch space leaves free
+	ProgressTimeout time.Duration  // see supervisor.Config; 0 = its default
+	Leases          *attach.Leases // for backends on other machines; nil where no model has one
 }
+
+// longestPause is that between two tries to attach to a backend: it is there again without this gateway being told.
+const longestPause = 15 * time.Second
 
 // New prepares the backends. A model whose directory cannot be used (catalog.Model.Err) has none, and counts as failed. The caller holds the data directory: what processes of a killed gateway have left of their sockets is removed.
 func New(c Config) (*Fleet, error) {
@@ -64,15 +69,22 @@ func New(c Config) (*Fleet, error) {
 			f.byName[m.Name] = one
 			continue
 		}
-		program, err := Program(c.PluginDir, m.Plugin)
-		if err != nil {
-			return nil, fmt.Errorf("model %s: %w", m.Name, err)
+		sc := supervisor.Config{
+			Name: m.Name, Load: plugins.LoadRequest{Name: m.Name, Config: m.Backend, Reserve: c.Reserve}, ProgressTimeout: c.ProgressTimeout, Loaded: vocabularyOf(m),
 		}
-		s, err := supervisor.New(supervisor.Config{
-			Name: m.Name, Program: program, LockFile: filepath.Join(c.DataDir, fmt.Sprintf("backend-%d.lock", i)), Sockets: sockets,
-			Load:            plugins.LoadRequest{ModelDir: m.Dir, Name: m.Name, Config: m.Backend, Scratch: filepath.Join(c.DataDir, "scratch", fmt.Sprint(i)), Reserve: c.Reserve},
-			ProgressTimeout: c.ProgressTimeout, Loaded: vocabularyOf(m),
-		})
+		if m.Remote != nil { // directories are those of its machine
+			sc.Attach, sc.LongestPause = attach.To(attach.Config{
+				Address: m.Remote.Address, TLS: m.Remote.TLS.Files(), Plugin: m.Plugin, Model: m.Remote.Model, ModelDir: m.Dir, Leases: c.Leases,
+			}), longestPause
+		} else {
+			program, err := Program(c.PluginDir, m.Plugin)
+			if err != nil {
+				return nil, fmt.Errorf("model %s: %w", m.Name, err)
+			}
+			sc.Program, sc.LockFile, sc.Sockets = program, filepath.Join(c.DataDir, fmt.Sprintf("backend-%d.lock", i)), sockets
+			sc.Load.ModelDir, sc.Load.Scratch = m.Dir, filepath.Join(c.DataDir, "scratch", fmt.Sprint(i))
+		}
+		s, err := supervisor.New(sc)
 		if err != nil {
 			return nil, fmt.Errorf("model %s: %w", m.Name, err)
 		}

@@ -78,7 +78,7 @@ func TestConfiguredLater(t *testing.T) {
 					t.Fatal(err)
 				}
 				s.mu.Lock()
-				pid := s.current.cmd.Process.Pid
+				pid := s.current.(*process).cmd.Process.Pid
 				s.mu.Unlock()
 				if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 					t.Fatal(err)

@@ -28,7 +28,7 @@ const lockPoll = 50 * time.Millisecond
 type process struct {
 	cmd       *exec.Cmd
 	client    *goplugin.Client
-	backend   *plugins.Client
+	calls     *plugins.Client
 	lifeline  *os.File // its end makes the plugin exit
 	output    *output
 	socketDir string
@@ -55,8 +55,8 @@ func (s *Supervisor) launch(ctx context.Context, out *output) (p *process, outsi
 	p = begun
 	defer func() {
 		if err != nil {
-			begun.end(0)
-			outside = begun.cmd != nil && begun.cmd.ProcessState != nil && begun.outside()
+			begun.End(0)
+			outside = begun.cmd != nil && begun.cmd.ProcessState != nil && begun.Outside()
 		}
 	}()
 	if p.socketDir, err = os.MkdirTemp(s.config.Sockets, "tinsmith-"); err != nil { // not in the data directory: a socket's path may have 108 bytes only
@@ -95,11 +95,11 @@ func (s *Supervisor) launch(ctx context.Context, out *output) (p *process, outsi
 	if _, err = p.client.Start(); err != nil {
 		return nil, false, err
 	}
-	if p.backend, err = plugins.Dispense(p.client); err != nil {
+	if p.calls, err = plugins.Dispense(p.client); err != nil {
 		p.ended("killed because it does not answer")
 		return nil, false, err
 	}
-	p.backend.ExplainLoss(p.explain)
+	p.calls.ExplainLoss(p.Explain)
 	return p, false, nil
 }
 
@@ -131,8 +131,11 @@ func (s *Supervisor) acquireLock(ctx context.Context) (*os.File, error) {
 	}
 }
 
-// kill ends the process at once, for a reason that its errors will tell.
-func (p *process) kill(reason string) {
+// Backend implements Process.
+func (p *process) Backend() plugins.Backend { return p.calls }
+
+// Kill ends the process at once, for a reason that its errors will tell.
+func (p *process) Kill(reason string) {
 	p.ended(reason)
 	p.terminate()
 }
@@ -146,23 +149,23 @@ func (p *process) ended(reason string) {
 	}
 }
 
-// end closes the lifeline, gives the process that long to exit, then kills it, and frees everything. It returns when the process is gone.
-func (p *process) end(patience time.Duration) {
+// End closes the lifeline, gives the process that long to exit, then kills it, and frees everything. It returns when the process is gone.
+func (p *process) End(patience time.Duration) {
 	_ = p.lifeline.Close()
-	if p.backend != nil && patience > 0 {
+	if p.calls != nil && patience > 0 {
 		timer := time.NewTimer(patience)
 		select {
-		case <-p.backend.Done():
+		case <-p.calls.Done():
 		case <-timer.C:
-			p.kill("killed because it did not end by itself")
+			p.Kill("killed because it did not end by itself")
 		}
 		timer.Stop()
 	}
 	if p.terminate != nil {
 		p.terminate()
 	}
-	if p.backend != nil {
-		<-p.backend.Done() // go-plugin asks a living process to end, without a time limit: it must be gone before
+	if p.calls != nil {
+		<-p.calls.Done() // go-plugin asks a living process to end, without a time limit: it must be gone before
 	}
 	if p.client != nil {
 		p.client.Kill()
@@ -172,15 +175,15 @@ func (p *process) end(patience time.Duration) {
 	}
 }
 
-// ending says how the process ended.
-func (p *process) ending() string {
+// Ending says how the process ended.
+func (p *process) Ending() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.reason != "" {
 		return p.reason
 	}
 	select {
-	case <-p.backend.Done():
+	case <-p.calls.Done():
 		text := p.cmd.ProcessState.String()
 		switch reason := p.output.reason(); {
 		case p.killed() && outOfMemoryKills() != p.starve:
@@ -200,8 +203,8 @@ func (p *process) killed() bool {
 	return ok && status.Signaled() && (status.Signal() == syscall.SIGKILL || status.Signal() == syscall.SIGTERM || status.Signal() == syscall.SIGINT || status.Signal() == syscall.SIGHUP)
 }
 
-// outside tells whether somebody else ended the process: not we, not a fault of its own, not the kernel for want of memory (nor may it have been, where the kernel does not tell). The process is gone.
-func (p *process) outside() bool {
+// Outside tells whether somebody else ended the process: not we, not a fault of its own, not the kernel for want of memory (nor may it have been, where the kernel does not tell). The process is gone.
+func (p *process) Outside() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.reason == "" && p.killed() && p.starve >= 0 && outOfMemoryKills() == p.starve
@@ -222,9 +225,9 @@ func outOfMemoryKills() int64 {
 	return n
 }
 
-// explain says how the process ended, with the last of its output.
-func (p *process) explain() string {
-	text := p.ending()
+// Explain says how the process ended, with the last of its output.
+func (p *process) Explain() string {
+	text := p.Ending()
 	if tail := p.output.last(); tail != "" {
 		text += "; its last output:\n" + tail
 	}

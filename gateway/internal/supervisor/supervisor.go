@@ -1,4 +1,4 @@
-// Package supervisor keeps one backend plugin process running: it starts the program, loads the model, watches, restarts with growing pauses, gives up
+// Package supervisor keeps one backend plugin process running: it starts the program, or attaches to one on another machine, loads the model, watches, restarts with growing pauses, gives up
 // after too many crashes and says why, and ends. It knows the contract of package plugins and processes; it knows no run, no request and no HTTP.
 //
 // A new process has none of the former one's adapters. Whoever needs them subscribes to boots and rebuilds.
@@ -14,6 +14,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,6 +35,10 @@ type Config struct {
 	Sockets  string              // folder in which each process has one for its socket; its path has at most 77 bytes; default: the folder for temporary files
 	Log      *slog.Logger        // default slog.Default()
 
+	// Attach, unless nil, gives the process that is used next, in place of a start of Program: one on another machine. No try that fails counts as a crash, and tries have growing pauses, each of a random length. An error that is
+	// plugins.ErrInvalid, ErrNotFound or ErrTooLarge is the end. Program, LockFile, Sockets, StartTimeout and ExitTimeout are not used.
+	Attach func(context.Context) (Process, error)
+
 	// Loaded, unless nil, is called with each process that has loaded the model, before it counts as ready. With an error it does not become ready.
 	Loaded func(ctx context.Context, b plugins.Backend, model plugins.ModelInfo) error
 
@@ -48,6 +53,21 @@ type Config struct {
 	CrashWindow     time.Duration // 10 minutes
 
 	prepare func(*exec.Cmd) // of tests
+}
+
+// Process is one process with a backend while it is used: a plugin that was started here, or one that was attached to. Its methods may be called concurrently.
+type Process interface {
+	// Backend is the backend; its calls fail with plugins.ErrBackendLost once the process is lost.
+	Backend() plugins.Backend
+	// Kill ends its use at once, for a reason that errors will have.
+	Kill(reason string)
+	// End ends its use, after that time at the latest, and returns when nothing is left of it. It may be called again.
+	End(patience time.Duration)
+	// Ending says how it ended, in a few words, and Explain with everything that is known of it. It has ended.
+	Ending() string
+	Explain() string
+	// Outside tells whether somebody else ended it, or the connection to it: not we, not a fault of its own. It has ended.
+	Outside() bool
 }
 
 // Phase is what a Supervisor is doing.
@@ -115,11 +135,12 @@ type Supervisor struct {
 	mu          sync.Mutex
 	state       State
 	changed     chan struct{}   // closed and replaced at every change of phase
-	current     *process        // while ready
+	current     Process         // while ready
 	crashes     []time.Time     // within CrashWindow
 	lostAt      time.Time       // when the last process that was ready was lost
 	forgiven    time.Time       // crashes until then do not count
 	later       json.RawMessage // a configuration that came while no process was ready, for the next one; nil = none
+	published   int             // processes that became ready
 	subscribers map[int]func(Event)
 	nextID      int
 }
@@ -138,24 +159,33 @@ func New(c Config) (*Supervisor, error) {
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
-	program, err := filepath.Abs(c.Program)
-	if err != nil {
-		return nil, fmt.Errorf("plugin program: %w", err)
+	s := &Supervisor{finished: make(chan struct{}), state: State{Phase: Stopped, Since: time.Now()}, changed: make(chan struct{}), subscribers: map[int]func(Event){}}
+	if c.Attach == nil {
+		program, sum, err := programSum(c.Program)
+		if err != nil {
+			return nil, err
+		}
+		c.Program, s.checksum, c.Log = program, sum, c.Log.With("plugin", filepath.Base(program))
 	}
-	c.Program = program
+	s.config, s.log = c, c.Log.With("model", c.Name)
+	return s, nil
+}
+
+// programSum is a program's absolute path and its checksum.
+func programSum(path string) (program string, sum []byte, err error) {
+	if program, err = filepath.Abs(path); err != nil {
+		return "", nil, fmt.Errorf("plugin program: %w", err)
+	}
 	f, err := os.Open(program)
 	if err != nil {
-		return nil, fmt.Errorf("plugin program: %w", err)
+		return "", nil, fmt.Errorf("plugin program: %w", err)
 	}
 	defer func() { _ = f.Close() }()
 	h := sha256.New()
 	if _, err := io.Copy(h, f); err != nil {
-		return nil, fmt.Errorf("plugin program %s: %w", program, err)
+		return "", nil, fmt.Errorf("plugin program %s: %w", program, err)
 	}
-	return &Supervisor{
-		config: c, log: c.Log.With("model", c.Name, "plugin", filepath.Base(program)), checksum: h.Sum(nil), finished: make(chan struct{}),
-		state: State{Phase: Stopped, Since: time.Now()}, changed: make(chan struct{}), subscribers: map[int]func(Event){},
-	}, nil
+	return program, h.Sum(nil), nil
 }
 
 func setDefault[T comparable](to *T, value T) {
@@ -228,7 +258,7 @@ func (s *Supervisor) Backend() (plugins.Backend, string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.current != nil && !s.closing.Load() {
-		return s.current.backend, s.state.Info.BootID, nil
+		return s.current.Backend(), s.state.Info.BootID, nil
 	}
 	return nil, "", &plugins.Error{Kind: plugins.KindUnavailable, Message: s.describe()}
 }
@@ -306,7 +336,7 @@ func (s *Supervisor) Subscribe(f func(Event)) (unsubscribe func()) {
 	s.subscribers[id] = f
 	var now *Event
 	if s.current != nil {
-		now = &Event{BootID: s.state.Info.BootID, Backend: s.current.backend, Model: s.state.Model}
+		now = &Event{BootID: s.state.Info.BootID, Backend: s.current.Backend(), Model: s.state.Model}
 	}
 	s.mu.Unlock()
 	if now != nil {
@@ -350,8 +380,13 @@ func (s *Supervisor) change(edit func(*State)) {
 func (s *Supervisor) run(ctx context.Context) {
 	defer close(s.finished)
 	defer s.cancel()
+	failures := 0 // tries since the last process that became ready
 	for {
+		before := s.readyCount()
 		err, tail, outside := s.runOnce(ctx)
+		if failures++; s.readyCount() != before {
+			failures = 0
+		}
 		if ctx.Err() != nil || s.closing.Load() {
 			s.change(func(st *State) { st.Phase, st.Reason = Stopped, "" })
 			return
@@ -369,9 +404,16 @@ func (s *Supervisor) run(ctx context.Context) {
 			s.fail(fmt.Sprintf("%d crashes within %v, not restarted; the last: %s", crashes, s.config.CrashWindow, reason), tail)
 			return
 		}
+		shift := max(crashes-1, 0)
+		if s.config.Attach != nil {
+			shift = max(shift, failures-1)
+		}
 		pause := s.config.LongestPause
-		if shift := max(crashes-1, 0); shift < 20 {
+		if shift < 20 {
 			pause = min(pause, s.config.FirstPause<<shift)
+		}
+		if s.config.Attach != nil { // others wait for the same machine, or for the same network
+			pause -= rand.N(pause/2 + 1)
 		}
 		s.log.Error("backend lost, will be restarted", "pause", pause, "error", err)
 		s.change(func(st *State) {
@@ -385,6 +427,13 @@ func (s *Supervisor) run(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// readyCount is how many processes became ready.
+func (s *Supervisor) readyCount() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.published
 }
 
 // countLoss gives the number of crashes that count within the window, this loss included unless it is somebody else's doing.
@@ -420,16 +469,26 @@ func (s *Supervisor) fail(reason, tail string) {
 	}
 }
 
+// next gives the process that is used next. With an error comes whether it says nothing about the process.
+func (s *Supervisor) next(ctx context.Context, out *output) (Process, bool, error) {
+	if s.config.Attach != nil {
+		p, err := s.config.Attach(ctx)
+		return p, true, err
+	}
+	p, outside, err := s.launch(ctx, out)
+	return p, outside, err
+}
+
 // runOnce runs one process from start to end and tells why it ended, what it wrote last, and whether somebody else ended it.
 func (s *Supervisor) runOnce(ctx context.Context) (err error, tail string, outside bool) {
 	out := &output{log: s.log}
-	p, outside, err := s.launch(ctx, out)
+	p, outside, err := s.next(ctx, out)
 	if err != nil {
 		return fmt.Errorf("start: %w", err), out.last(), outside
 	}
 	defer func() {
-		p.end(s.config.ExitTimeout)
-		tail, outside = out.last(), p.outside()
+		p.End(s.config.ExitTimeout)
+		tail, outside = out.last(), p.Outside()
 	}()
 	s.change(func(st *State) { st.Status, st.Reported = plugins.Status{}, time.Time{} })
 	watchCtx, stopWatching := context.WithCancel(ctx)
@@ -451,7 +510,7 @@ func (s *Supervisor) runOnce(ctx context.Context) (err error, tail string, outsi
 	}
 	switch {
 	case errors.Is(err, plugins.ErrBackendLost):
-		return fmt.Errorf("load: the process was lost: %s", p.ending()), "", false
+		return fmt.Errorf("load: the process was lost: %s", p.Ending()), "", false
 	case err != nil:
 		return fmt.Errorf("load: %w", err), "", false
 	}
@@ -461,52 +520,52 @@ func (s *Supervisor) runOnce(ctx context.Context) (err error, tail string, outsi
 		st.Phase, st.Reason, s.current = Restarting, "the status stream ended", nil
 		s.lostAt = time.Now()
 	})
-	p.end(s.config.ExitTimeout) // whatever ended the stream, this process is not used any more
+	p.End(s.config.ExitTimeout) // whatever ended the stream, this process is not used any more
 	s.notify.Lock()
 	defer s.notify.Unlock()
 	s.tell(Event{
-		BootID: info.BootID, Backend: p.backend, Model: model, Outside: p.outside(),
-		Err: &plugins.Error{Kind: plugins.KindBackendLost, Message: "the backend process was lost: " + p.explain()},
+		BootID: info.BootID, Backend: p.Backend(), Model: model, Outside: p.Outside(),
+		Err: &plugins.Error{Kind: plugins.KindBackendLost, Message: "the backend process was lost: " + p.Explain()},
 	})
-	return fmt.Errorf("the process was lost: %s", p.ending()), "", false
+	return fmt.Errorf("the process was lost: %s", p.Ending()), "", false
 }
 
 // load asks who the process is and has it load the model; without any progress for long it is killed.
-func (s *Supervisor) load(ctx context.Context, p *process, request plugins.LoadRequest) (plugins.Info, plugins.ModelInfo, error) {
+func (s *Supervisor) load(ctx context.Context, p Process, request plugins.LoadRequest) (plugins.Info, plugins.ModelInfo, error) {
 	s.change(func(st *State) { st.Phase, st.Progress = Loading, plugins.LoadProgress{} })
-	silence := watchdogAfter(s.config.LoadTimeout, func() { p.kill(fmt.Sprintf("killed after %v without progress in loading", s.config.LoadTimeout)) })
+	silence := watchdogAfter(s.config.LoadTimeout, func() { p.Kill(fmt.Sprintf("killed after %v without progress in loading", s.config.LoadTimeout)) })
 	defer silence.stop()
-	info, err := p.backend.Info(ctx)
+	info, err := p.Backend().Info(ctx)
 	if err != nil {
 		return info, plugins.ModelInfo{}, err
 	}
 	s.change(func(st *State) { st.Info = info })
-	model, err := p.backend.Load(ctx, request, func(lp plugins.LoadProgress) {
+	model, err := p.Backend().Load(ctx, request, func(lp plugins.LoadProgress) {
 		silence.reset()
 		s.change(func(st *State) { st.Progress = lp })
 	})
 	if err == nil && s.config.Loaded != nil {
 		silence.reset()
-		err = s.config.Loaded(ctx, p.backend, model)
+		err = s.config.Loaded(ctx, p.Backend(), model)
 	}
 	return info, model, err
 }
 
 // publish makes a process that was loaded as request says the one that is ready, and tells the subscribers. If the configuration has changed while it was loaded, it is told the new one before; so it is one that came
 // while no process was ready, which it may refuse.
-func (s *Supervisor) publish(ctx context.Context, p *process, request plugins.LoadRequest, info plugins.Info, model plugins.ModelInfo) error {
+func (s *Supervisor) publish(ctx context.Context, p Process, request plugins.LoadRequest, info plugins.Info, model plugins.ModelInfo) error {
 	s.configuring.Lock()
 	defer s.configuring.Unlock()
 	s.mu.Lock()
 	section, later := s.config.Load.Config, s.later
 	s.mu.Unlock()
 	if !bytes.Equal(section, request.Config) {
-		if _, err := p.backend.Configure(ctx, plugins.ConfigureRequest{Config: section}); err != nil {
+		if _, err := p.Backend().Configure(ctx, plugins.ConfigureRequest{Config: section}); err != nil {
 			return fmt.Errorf("the configuration that came meanwhile: %w", err)
 		}
 	}
 	if later != nil {
-		res, err := p.backend.Configure(ctx, plugins.ConfigureRequest{Config: later})
+		res, err := p.Backend().Configure(ctx, plugins.ConfigureRequest{Config: later})
 		switch {
 		case errors.Is(err, plugins.ErrBackendLost) || ctx.Err() != nil:
 			return err
@@ -525,14 +584,15 @@ func (s *Supervisor) publish(ctx context.Context, p *process, request plugins.Lo
 	defer s.notify.Unlock()
 	s.change(func(st *State) {
 		st.Phase, st.Model, st.NextStart, st.Reported, s.current = Ready, model, time.Time{}, time.Now(), p
+		s.published++
 	})
-	s.tell(Event{BootID: info.BootID, Backend: p.backend, Model: model})
+	s.tell(Event{BootID: info.BootID, Backend: p.Backend(), Model: model})
 	return nil
 }
 
 // watch follows the status stream until it ends, and kills a process that does not report or makes no progress.
-func (s *Supervisor) watch(ctx context.Context, p *process) {
-	silence := watchdogAfter(s.config.StatusTimeout, func() { p.kill(fmt.Sprintf("killed after %v without a status report", s.config.StatusTimeout)) })
+func (s *Supervisor) watch(ctx context.Context, p Process) {
+	silence := watchdogAfter(s.config.StatusTimeout, func() { p.Kill(fmt.Sprintf("killed after %v without a status report", s.config.StatusTimeout)) })
 	defer silence.stop()
 	telling := make(chan struct{})
 	var teller sync.WaitGroup
@@ -540,12 +600,12 @@ func (s *Supervisor) watch(ctx context.Context, p *process) {
 	defer teller.Wait()
 	defer close(telling)
 	idle := standstill{longest: max(s.config.StatusTimeout/3, 2*time.Second)} // several reports' worth, and no more than the silence for which it is killed
-	err := p.backend.Status(ctx, func(st plugins.Status) {
+	err := p.Backend().Status(ctx, func(st plugins.Status) {
 		silence.reset()
 		st.LastProgressAge = idle.reported(st.LastProgressAge)
 		s.change(func(state *State) { state.Status, state.Reported = st, time.Now() })
 		if st.LastProgressAge > s.config.ProgressTimeout {
-			p.kill(fmt.Sprintf("killed after %v without progress while work was waiting", st.LastProgressAge.Round(time.Second)))
+			p.Kill(fmt.Sprintf("killed after %v without progress while work was waiting", st.LastProgressAge.Round(time.Second)))
 		}
 	})
 	s.log.Debug("status stream ended", "error", err)

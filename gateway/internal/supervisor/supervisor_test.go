@@ -421,7 +421,7 @@ func TestWatchdog(t *testing.T) {
 		}, "without progress while work was waiting"},
 		{"no status", Config{ProgressTimeout: 10 * time.Second}, func(t *testing.T, b plugins.Backend, s *Supervisor) error {
 			s.mu.Lock()
-			pid := s.current.cmd.Process.Pid
+			pid := s.current.(*process).cmd.Process.Pid
 			s.mu.Unlock()
 			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
@@ -478,7 +478,7 @@ func TestStall(t *testing.T) {
 		}},
 		{"no status", "no report for", func(t *testing.T, _ plugins.Backend, s *Supervisor) {
 			s.mu.Lock()
-			pid := s.current.cmd.Process.Pid
+			pid := s.current.(*process).cmd.Process.Pid
 			s.mu.Unlock()
 			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
@@ -542,7 +542,7 @@ func TestSocketFolder(t *testing.T) {
 	s := newSupervisor(t, "fake", nil)
 	startReady(t, s)
 	s.mu.Lock()
-	dir := s.current.socketDir
+	dir := s.current.(*process).socketDir
 	s.mu.Unlock()
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -585,7 +585,7 @@ func TestClose(t *testing.T) {
 			}
 			if c.stopped {
 				s.mu.Lock()
-				pid := s.current.cmd.Process.Pid
+				pid := s.current.(*process).cmd.Process.Pid
 				s.mu.Unlock()
 				if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 					t.Fatal(err)

@@ -1,0 +1,49 @@
+package cmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/attach"
+	"github.com/tinsmith/tinsmith/gateway/internal/config"
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
+)
+
+// remoteLeases are the numbers under which this start of the server uses backends on other machines; nil where no model has one.
+func remoteLeases(ctx context.Context, cfg config.Config, records store.Store) (*attach.Leases, error) {
+	if !slices.ContainsFunc(cfg.Models, func(m config.Model) bool { return m.Remote != nil }) {
+		return nil, nil
+	}
+	epoch, err := attach.Epoch(ctx, records, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		name = "unnamed"
+	}
+	return attach.NewLeases(name, epoch), nil
+}
+
+// checkRemote looks for what can be known of a backend on another machine without asking it.
+func checkRemote(r *config.Remote) error {
+	if !r.TLS.Files().Used() {
+		return nil
+	}
+	host, _, err := net.SplitHostPort(r.Address)
+	if err != nil {
+		return fmt.Errorf("backend.address: %w", err)
+	}
+	if _, err := r.TLS.Files().Client(host); err != nil {
+		return fmt.Errorf("backend.tls: %w", err)
+	}
+	return nil
+}
+
+// errElsewhere says why a command that starts a model's backend cannot.
+var errElsewhere = errors.New("its backend runs on another machine (backend.address): run the command there, with a configuration that has the model's directory and no address")
