@@ -17,6 +17,8 @@ import (
 const (
 	killVariable  = "TINSMITH_TEST_KILL"   // a point
 	countVariable = "TINSMITH_TEST_COUNTS" // a file that takes how many events there were
+	// elsewhereVariable names a file with the number of the backend's process, where that is no child of the gateway's.
+	elsewhereVariable = "TINSMITH_TEST_BACKEND_PID"
 )
 
 // point is one place at which processes are killed.
@@ -65,7 +67,7 @@ func (k *killer) at(event, when string, n int) {
 		return
 	}
 	if k.point.victim != "gateway" {
-		for _, pid := range children(os.Getpid()) {
+		for _, pid := range append(children(os.Getpid()), elsewhere()...) {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}
@@ -73,6 +75,16 @@ func (k *killer) at(event, when string, n int) {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		select {} // the signal comes
 	}
+}
+
+// elsewhere is the backend's process on another machine, if there is one.
+func elsewhere() []int {
+	b, err := os.ReadFile(os.Getenv(elsewhereVariable))
+	pid, wrong := strconv.Atoi(string(b))
+	if err != nil || wrong != nil || pid <= 1 {
+		return nil
+	}
+	return []int{pid}
 }
 
 // note keeps the counts for the test, so that it knows how many points there are.
