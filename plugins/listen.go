@@ -38,7 +38,7 @@ import (
 // # Between two leases
 //
 // The model stays in memory and everything else is made new: calls are cancelled, all adapters deleted, files of checkpoints removed. The boot id is another one, which tells the gateway that it has to rebuild its runs. Results are those of
-// a new process; only numbers of clock cycles and the counters of Status go on. A backend that still has or does something after a minute, one whose load was cut off or failed, and one that is to have another model or a configuration that it
+// a new process; only numbers of clock cycles, the counters of Status and kept beginnings of prompts of the base model go on. A backend that still has or does something after a minute, one whose load was cut off or failed, and one that is to have another model or a configuration that it
 // cannot change to, ends its process.
 
 // serveArgument has a program serve gateways on other machines.

@@ -200,7 +200,7 @@ func (c *Config) validateModels() error {
 	if len(c.Models) == 0 {
 		return errors.New("models: at least one is required")
 	}
-	names := map[string]string{}
+	names, addresses := map[string]string{}, map[string]string{}
 	for i, m := range c.Models {
 		key := fmt.Sprintf("models[%d]", i)
 		for j, name := range append([]string{m.Name}, m.Aliases...) {
@@ -234,6 +234,10 @@ func (c *Config) validateModels() error {
 			if err := m.Remote.validate(); err != nil {
 				return fmt.Errorf("%s.backend.%w", key, err)
 			}
+			if other, taken := addresses[m.Remote.Address]; taken { // they would take it from each other for ever
+				return fmt.Errorf("%s.backend.address: %q is already that of %s: a backend has one model", key, m.Remote.Address, other)
+			}
+			addresses[m.Remote.Address] = key
 		}
 		if !pluginName.MatchString(m.Plugin) && !(m.Remote != nil && m.Plugin == "") {
 			return fmt.Errorf("%s.backend.plugin: %q is not a plugin name (lower-case letters, digits and - only)", key, m.Plugin)
