@@ -37,6 +37,16 @@ func (b Backend) reason(err error) string {
 	return "the backend process was replaced"
 }
 
+// gone tells whether the process is known to be gone.
+func (b Backend) gone() bool {
+	select {
+	case <-b.Lost: // nil: never
+		return true
+	default:
+		return false
+	}
+}
+
 // execute runs one operation against the backend and completes its future. When the backend's process goes away meanwhile, the operation goes back into the queue and runs
 // again once the adapter has been rebuilt; when the server stops, it stays unfinished in the journal.
 func (c *Core) execute(ctx context.Context, op *operation) {
@@ -173,6 +183,9 @@ func (c *Core) create(ctx context.Context, op *operation) (done, error) {
 			if lost(err) && attempt < 10 {
 				if err := pause(ctx, attempt); err != nil {
 					return done{}, err
+				}
+				if b.gone() { // the next process has not been tried; whether there is one more is its supervisor's business
+					attempt = -1
 				}
 				continue
 			}
