@@ -41,6 +41,7 @@ DO(cuDeviceGetAttribute, (int *value, int attribute, int device)) {
   }
   return NOT_FOUND;
 }
+DO(cuDeviceGetUuid_v2, (void *uuid, int device)) { memset(uuid, 0, 16); return 0; }
 DO(cuDeviceTotalMem_v2, (size_t *bytes, int device)) { *bytes = absent_gpus[device].memory; return 0; }
 DO(cuDeviceCanAccessPeer, (int *can, int device, int peer)) { *can = 1; return 0; }
 DO(cuDevicePrimaryCtxRetain, (void **context, int device)) { *context = contexts + device; return 0; }

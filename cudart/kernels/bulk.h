@@ -48,6 +48,4 @@ INLINE void copy_bulk_multicast(void *to, const void *from, unsigned bytes, mbar
 template <int n> INLINE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n)); }
 template <int n> INLINE void leave_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n)); }
 
-// store_two stores at a multiple of 8 bytes. Of two stores beside each other the compiler makes one only where nothing is between them.
-INLINE void store_two(float *to, float first, float second) { asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(first), "f"(second) : "memory"); }
 #endif

@@ -191,7 +191,3 @@ static inline void copy_bulk(void *to, const void *from, unsigned bytes, mbarrie
 static inline void copy_bulk_multicast(void *to, const void *from, unsigned bytes, mbarrier *b, unsigned blocks) { shim::copy_bulk(to, from, bytes, b, blocks); }
 template <int n> static inline void take_registers() { static_assert(n % 8 == 0 && n >= 24 && n <= 256, "as the instruction has them"); }
 template <int n> static inline void leave_registers() { take_registers<n>(); }
-struct two_stored {
-  float first, second;
-};
-static inline void store_two(float *to, float first, float second) { *(two_stored *)to = {first, second}; }

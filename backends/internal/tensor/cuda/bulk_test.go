@@ -26,7 +26,7 @@ func found(t *testing.T, driver *cudart.Driver, f *bulkFinding) *known {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &known{warpgroups: findings[error]{found: map[string]error{kindOf(driver, info): nil}}}
+	k := &known{warpgroups: findings[verdict]{found: map[string]verdict{kindOf(driver, info): {}}}}
 	if f != nil {
 		k.bulk.found = map[string]bulkFinding{fmt.Sprint(kindOf(driver, info), " ", info.Warpgroups()): *f}
 	}
@@ -59,7 +59,7 @@ func TestBulkIsChecked(t *testing.T) {
 			}
 			defer driver.Close()
 			t.Setenv(c.variable, c.value)
-			v, _, err := openDevice(driver, 0, Options{Libraries: libraries, Products: c.products}, found(t, driver, c.found))
+			v, err := openDevice(driver, 0, Options{Libraries: libraries, Products: c.products}, found(t, driver, c.found))
 			if c.want != "" && c.want != "unused" {
 				if !errors.Is(err, ErrProducts) || !strings.Contains(err.Error(), c.want) {
 					t.Errorf("error %v, want %q in it", err, c.want)
@@ -190,12 +190,12 @@ func TestBulkOperations(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		v, _, err := openDevice(driver, 0, Options{Libraries: libraries, Products: products}, found(t, driver, times(2, 1)))
+		v, err := openDevice(driver, 0, Options{Libraries: libraries, Products: products}, found(t, driver, times(2, 1)))
 		if err != nil {
 			driver.Close()
 			t.Fatal(err)
 		}
-		d := checked.New(&device{v: v, driver: driver, name: "cuda:0"})
+		d := checked.New(&device{v: v.Device, driver: driver, name: "cuda:0"})
 		t.Cleanup(func() {
 			if err := d.Close(); err != nil {
 				t.Error(err)
