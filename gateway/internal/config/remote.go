@@ -37,7 +37,7 @@ func (t RemoteTLS) Files() plugins.TLSFiles {
 func (m *Model) splitBackend(dir string) error {
 	var section map[string]json.RawMessage
 	if json.Unmarshal(m.Backend, &section) != nil {
-		return nil // the plugin refuses it
+		return nil //nolint:nilerr // the plugin refuses it
 	}
 	if _, ok := section["address"]; !ok {
 		var plugin string
