@@ -379,12 +379,12 @@ func attentionCost(parts bool) func(grid, unsafe.Pointer) cost {
 func attentionBackwardCost(keys bool) func(grid, unsafe.Pointer) cost {
 	return func(g grid, a unsafe.Pointer) (c cost) {
 		p := (*C.attention_backward_arguments)(a)
-		products := float64(3)
-		if keys {
-			products = float64(2 + 2*g.z)
+		products, tiles := float64(3), g.x
+		if keys { // each head of a tile is a block
+			products, tiles = float64(2+2*g.z), g.x/int64(p.c.heads)
 		}
 		dim, heads, all := float64(p.c.dim), float64(p.c.heads), float64(p.c.heads*p.group)
-		for _, s := range sequencesOf(p.sequences, p.tiles, g.x) {
+		for _, s := range sequencesOf(p.sequences, p.tiles, tiles) {
 			from, to := int64(max(s.rows_from, s.keys_from)), int64(s.rows_to)
 			keysTo := min(int64(s.keys_to), int64(s.rows_to))
 			if to <= from {
