@@ -34,10 +34,10 @@ func (s *suite) checkNorms(r *run, metrics map[string]float64) {
 	s.near("the norm by kinds of modules", math.Sqrt(squares), metrics["adapter_norm"])
 }
 
-// checkSavedNorms compares norms with the weights that the adapter has now, as it saves them.
+// checkSavedNorms compares norms with the weights that the adapter has now, as it keeps them: PEFT's form has what experts share once for each.
 func (s *suite) checkSavedNorms(r *run, metrics map[string]float64) {
 	s.Helper()
-	raw, err := os.ReadFile(filepath.Join(r.save(plugins.ScopeWeights, plugins.ExportPEFT), plugins.AdapterWeightsFile))
+	raw, err := os.ReadFile(filepath.Join(r.save(plugins.ScopeWeights, ""), plugins.AdapterWeightsFile))
 	if err != nil || len(raw) < 8 {
 		s.Fatalf("read the saved adapter: %d bytes, %v", len(raw), err)
 	}
@@ -72,7 +72,7 @@ func (s *suite) checkSavedNorms(r *run, metrics map[string]float64) {
 	}
 	s.near("the norm of the saved adapter", math.Sqrt(all), metrics["adapter_norm"])
 	for kind, squares := range squares {
-		if slices.Contains(r.modules, kind) { // experts have other names in files
+		if slices.Contains(r.modules, kind) {
 			s.near("the norm of the saved modules "+kind, math.Sqrt(squares), metrics[plugins.AdapterNormOf(kind)])
 		}
 	}
