@@ -22,9 +22,8 @@ LINT    := .tools/golangci-lint-v2.12.2
 
 # With these tags the standard library has the same files with cgo (plugins) and without (gateway), so that the 400 packages which both need are compiled once,
 # and gin leaves out MessagePack, which nothing here speaks. Debug information takes a sixth of a first build and is left out (stack traces and pprof need none);
-# `make build DEBUG=1` puts it in for dlv and gdb. Folders' names are left out as well, so that the same sources in another folder, as in a clean clone, are not compiled anew.
-# For every Go command, for what is built with other flags is compiled anew.
-export GOFLAGS := $(strip $(shell $(GO) env GOFLAGS 2>/dev/null) -tags=netgo,osusergo,nomsgpack $(if $(DEBUG),,-trimpath -gcflags=all=-dwarf=false))
+# `make build DEBUG=1` puts it in for dlv and gdb. For every Go command, for what is built with other flags is compiled anew.
+export GOFLAGS := $(strip $(shell $(GO) env GOFLAGS 2>/dev/null) -tags=netgo,osusergo,nomsgpack $(if $(DEBUG),,-gcflags=all=-dwarf=false))
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),$(if $(DEBUG),-g) -O2)
 LDFLAGS := -ldflags "$(if $(DEBUG),,-w )-X main.version=$(VERSION)"
 
