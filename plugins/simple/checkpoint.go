@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/tinsmith/tinsmith/plugins"
+	"github.com/tinsmith/tinsmith/plugins/transfer"
 )
 
 // Files of one scope, without those of the scopes below it.
@@ -154,13 +155,13 @@ func writeDirectory(path string, files map[string][]byte) (err error) {
 			return err
 		}
 	}
-	if err := syncDirectory(temporary); err != nil {
+	if err := transfer.SyncFolder(temporary); err != nil {
 		return err
 	}
 	if err := os.Rename(temporary, path); err != nil {
 		return err
 	}
-	return syncDirectory(filepath.Dir(path))
+	return transfer.SyncFolder(filepath.Dir(path))
 }
 
 func writeSynced(path string, content []byte) error {
@@ -170,14 +171,6 @@ func writeSynced(path string, content []byte) error {
 	}
 	_, err = f.Write(content)
 	return errors.Join(err, f.Sync(), f.Close())
-}
-
-func syncDirectory(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // loaded is what a checkpoint held.

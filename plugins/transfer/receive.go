@@ -114,10 +114,9 @@ func (r *Receiver) Close() error {
 
 // SyncFolder makes the names in a directory durable.
 func SyncFolder(dir string) error {
-	f, err := os.Open(dir)
+	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	return f.Sync()
+	return errors.Join(d.Sync(), d.Close())
 }

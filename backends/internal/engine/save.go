@@ -16,6 +16,7 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/safetensors"
 	"github.com/tinsmith/tinsmith/plugins"
+	"github.com/tinsmith/tinsmith/plugins/transfer"
 )
 
 // Ends of the names of Adam's moments in a checkpoint.
@@ -158,13 +159,13 @@ func (e *Engine) write(s *saving) (result plugins.SaveAdapterResult, err error) 
 	if err := w.all(s); err != nil {
 		return result, err
 	}
-	if err := syncDirectory(temporary); err != nil {
+	if err := transfer.SyncFolder(temporary); err != nil {
 		return result, err
 	}
 	if err := os.Rename(temporary, req.Path); err != nil {
 		return result, err
 	}
-	if err := syncDirectory(filepath.Dir(req.Path)); err != nil {
+	if err := transfer.SyncFolder(filepath.Dir(req.Path)); err != nil {
 		return result, err
 	}
 	return plugins.SaveAdapterResult{Bytes: w.bytes, Version: v.number, Step: v.step}, nil
@@ -300,14 +301,6 @@ func (w *checkpointWriter) file(name string, content func(io.Writer) (int64, [sh
 	w.bytes += n
 	w.sums[name] = hex.EncodeToString(sum[:])
 	return nil
-}
-
-func syncDirectory(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -109,7 +109,7 @@ func TestDeletionsAreFinishedAtTheNextStart(t *testing.T) {
 				case "before the files go", "in the middle":
 					w.HoldDeletions()
 				default:
-					w.put(func(s store.Store) store.Store { return cutShort{s} })
+					w.inFront(func(s store.Store) store.Store { return cutShort{s} })
 				}
 				c.ask(w, clock, run)
 				w.eventually(func() bool { return slices.Contains(w.pendingDeletions(), dir) })

@@ -27,8 +27,8 @@ func (s *switched) Get(ctx context.Context, collection, key string) (store.Recor
 	return (*s.now.Load()).Get(ctx, collection, key)
 }
 
-// put makes the core's commits and look-ups go through another store, which is made of the one that they went to.
-func (w *world) put(around func(store.Store) store.Store) {
+// inFront has the core's commits and look-ups go through another store, which is made of the one that they went to.
+func (w *world) inFront(around func(store.Store) store.Store) {
 	s := around(*w.front.now.Load())
 	w.front.now.Store(&s)
 }
@@ -61,7 +61,7 @@ func (w *world) failing(collection string) *failing {
 	f := &failing{}
 	f.collection.Store(collection)
 	f.unavailable.Store(true)
-	w.put(func(s store.Store) store.Store { f.Store = s; return f })
+	w.inFront(func(s store.Store) store.Store { f.Store = s; return f })
 	return f
 }
 
@@ -70,7 +70,7 @@ func TestStoreFaults(t *testing.T) {
 	f := &failing{}
 	f.collection.Store("")
 	w := newWorld(t, nil)
-	w.put(func(s store.Store) store.Store { f.Store = s; return f })
+	w.inFront(func(s store.Store) store.Store { f.Store = s; return f })
 	ctx := t.Context()
 	session := w.session()
 	run := w.newRun(session, 0)
@@ -135,7 +135,7 @@ func TestSkipsAreDurableFirst(t *testing.T) {
 	f := &failing{}
 	f.collection.Store(inSkips)
 	w := newWorld(t, nil)
-	w.put(func(s store.Store) store.Store { f.Store = s; return f })
+	w.inFront(func(s store.Store) store.Store { f.Store = s; return f })
 	ctx := t.Context()
 	run := w.newRun(w.session(), 0)
 	s, err := w.ForwardBackward(ctx, w.pass(run, 2)) // 1 never comes
@@ -364,7 +364,7 @@ func (o *overtaken) Commit(ctx context.Context, b store.Batch) error {
 // overtake puts such a store in place; nothing may run yet.
 func (w *world) overtake() *overtaken {
 	o := &overtaken{second: make(chan struct{})}
-	w.put(func(s store.Store) store.Store { o.Store = s; return o })
+	w.inFront(func(s store.Store) store.Store { o.Store = s; return o })
 	return o
 }
 

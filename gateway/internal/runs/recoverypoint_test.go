@@ -101,7 +101,7 @@ func (s slowReleases) Commit(ctx context.Context, b store.Batch) error {
 // pruning makes a run with a recovery point, of which what that covers is being deleted until the test closes goOn.
 func (w *world) pruning() (run string, slow slowReleases) {
 	w.t.Helper()
-	w.put(func(s store.Store) store.Store {
+	w.inFront(func(s store.Store) store.Store {
 		slow = slowReleases{s, make(chan struct{}, 1), make(chan struct{})}
 		return slow
 	})
@@ -286,7 +286,7 @@ func TestWeightsThatCouldNotBeWritten(t *testing.T) {
 				w.wrap = func(b plugins.Backend) plugins.Backend { return refusingWeights{b, files, &atomic.Int64{}} }
 			})
 			if c.records {
-				w.put(func(s store.Store) store.Store { return refusingFolders{s, &full} })
+				w.inFront(func(s store.Store) store.Store { return refusingFolders{s, &full} })
 			}
 			ctx := t.Context()
 			run := w.newRun(w.session(), 0)
@@ -366,7 +366,7 @@ func (s refusingFolders) Commit(ctx context.Context, b store.Batch) error {
 func TestRecoveryPointWaitsForResults(t *testing.T) {
 	held := &holding{hold: make(chan struct{})}
 	w := newWorld(t, (*world).pointsAlways)
-	w.put(func(s store.Store) store.Store { held.Store = s; return held })
+	w.inFront(func(s store.Store) store.Store { held.Store = s; return held })
 	ctx := t.Context()
 	run := w.newRun(w.session(), 0)
 	held.key.Store(run + ":1")

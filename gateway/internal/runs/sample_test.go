@@ -564,7 +564,7 @@ func TestOnlyRepeatedSamplesAreLookedUp(t *testing.T) {
 	w := newWorld(t, nil)
 	count := func() *lookups {
 		l := &lookups{}
-		w.put(func(s store.Store) store.Store { l.Store = s; return l })
+		w.inFront(func(s store.Store) store.Store { l.Store = s; return l })
 		return l
 	}
 	l := count()
