@@ -62,7 +62,7 @@ type ListenOptions struct {
 	Listen string // HOST:PORT; port 0 takes a free one
 	TLS    TLSFiles
 	Data   string        // a directory of this process's own, which is made
-	Models []string      // directories that may be loaded; none: any
+	Models []string      // clean absolute paths of directories that may be loaded; none: any
 	Expiry time.Duration // of a lease that is not renewed; 0: 15 s
 	Keep   int64         // bytes of files of checkpoints that are kept, so that they need not be brought again
 	// Patience is how long the backend may take to be rid of what an ended lease was doing; 0: 1 minute. One that is not by then ends its process.
@@ -201,7 +201,11 @@ func listenOptions(arguments []string, out io.Writer) (ListenOptions, error) {
 	flags.StringVar(&o.Data, "data", "", "`folder` of this program's own, for checkpoints on their way and spilled state")
 	flags.DurationVar(&o.Expiry, "lease", defaultExpiry, "`time` after which a gateway that says nothing has lost the backend")
 	keep := flags.Int64("keep-mib", defaultKeepMiB, "`MiB` of checkpoints' files that are kept, so that they need not be sent again")
-	flags.Func("model", "`folder` of a model that gateways may load; may be given more than once; without it they may load any", func(dir string) error {
+	flags.Func("model", "`folder` of a model that gateways may load, or hf://org/name[@revision], which is downloaded first; may be given more than once; without it they may load any", func(dir string) error {
+		if strings.HasPrefix(dir, hubScheme) {
+			o.Models = append(o.Models, dir)
+			return nil
+		}
 		abs, err := filepath.Abs(dir)
 		o.Models = append(o.Models, abs)
 		return err
@@ -242,6 +246,9 @@ func serveGateways(b Backend, arguments []string) error {
 		return nil
 	}
 	if err != nil {
+		return err
+	}
+	if err := fetchModels(o.Models); err != nil {
 		return err
 	}
 	info, err := b.Info(context.Background())

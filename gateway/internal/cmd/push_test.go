@@ -194,6 +194,14 @@ func TestPushAndPull(t *testing.T) {
 	// A model, which is served and not imported.
 	h.files = map[string][]byte{"config.json": []byte("{}"), "model.safetensors": []byte("weights")}
 	h.commits++
+	var fetched bytes.Buffer
+	fetch := fetchCommand()
+	fetch.SetArgs([]string{"hf://org/mine"})
+	fetch.SetOut(&fetched)
+	w.ok(fetch.ExecuteContext(w.Context()))
+	if got := names(t, strings.TrimSuffix(fetched.String(), "\n")); !strings.Contains(got, "config.json model.safetensors") {
+		t.Errorf("fetch gave %q, which holds %s", &fetched, got)
+	}
 	if out, err = w.run(pullCommand(), "", "hf://org/mine"); err != nil || !strings.Contains(out, "serve it:  tinsmith serve --model hf://org/mine@"+h.sha()) {
 		t.Errorf("%v: %q", err, out)
 	}

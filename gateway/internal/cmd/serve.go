@@ -474,7 +474,11 @@ func loadCatalog(ctx context.Context, cfg config.Config, h *health) ([]*catalog.
 func loadModel(ctx context.Context, cfg config.Config, i int, h *health) (*catalog.Model, error) {
 	m := cfg.Models[i]
 	var bar *progressbar.ProgressBar
-	dir, err := hub.Resolve(ctx, m.Path, func(done, total int64) {
+	find := hub.Resolve
+	if m.Remote != nil { // its weights are on the backend's machine
+		find = hub.ResolveWithoutWeights
+	}
+	dir, err := find(ctx, m.Path, func(done, total int64) {
 		h.setDownload(i, done, total)
 		if bar == nil && term.IsTerminal(int(os.Stderr.Fd())) {
 			bar = progressbar.DefaultBytes(total, "downloading "+m.Name)

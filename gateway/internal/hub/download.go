@@ -35,19 +35,33 @@ type file struct {
 	} `json:"lfs"`
 }
 
-// wanted says whether a file belongs to a model directory that we read, or to an adapter's. Beside a model that is served no configuration of an adapter may lie: transformers would load that adapter.
-func (f *file) wanted(adapters bool) bool {
+// parts says which of a repository's files are brought.
+type parts int
+
+const (
+	// model is a model directory that we read. Beside a model that is served no configuration of an adapter may lie: transformers would load that adapter.
+	model parts = iota
+	// withoutWeights is what a gateway reads of a model whose weights are on other machines.
+	withoutWeights
+	// withAdapters is a model directory or an adapter's.
+	withAdapters
+)
+
+// wanted says whether a file belongs to what is brought.
+func (f *file) wanted(p parts) bool {
 	base := path.Base(f.Name)
 	if base != f.Name { // other formats and originals live in folders
 		return false
 	}
 	switch base {
-	case "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json", "model.safetensors.index.json", "LICENSE", "README.md":
+	case "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json", "LICENSE", "README.md":
 		return true
+	case "model.safetensors.index.json":
+		return p != withoutWeights
 	case "adapter_config.json", "checkpoint.json", "checkpoint_complete":
-		return adapters
+		return p == withAdapters
 	}
-	return strings.HasSuffix(base, ".safetensors")
+	return p != withoutWeights && strings.HasSuffix(base, ".safetensors")
 }
 
 // Snapshot is a revision of a repository in the cache.
@@ -59,7 +73,7 @@ type Snapshot struct {
 
 // Pull brings a revision of a repository into the cache. Where the hub cannot be asked it fails, whatever the cache has.
 func Pull(ctx context.Context, r Reference, progress Progress) (Snapshot, error) {
-	dir, err := download(ctx, r.Repository, cmp.Or(r.Revision, branch), true, progress)
+	dir, err := download(ctx, r.Repository, cmp.Or(r.Revision, branch), withAdapters, progress)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -67,12 +81,12 @@ func Pull(ctx context.Context, r Reference, progress Progress) (Snapshot, error)
 	return Snapshot{Dir: dir, Commit: filepath.Base(dir), Adapter: err == nil}, nil
 }
 
-// download brings a repository's revision into the cache, with adapters also what makes an adapter, and gives its snapshot. What is there is kept, a part of a file is continued, every file is checked against the
+// download brings parts of a repository's revision into the cache, and gives its snapshot. What is there is kept, a part of a file is continued, every file is checked against the
 // hub's checksum. Nothing appears under its final name before it is whole.
-func download(ctx context.Context, repository, revision string, adapters bool, progress Progress) (string, error) {
-	if !adapters && commitHash.MatchString(revision) {
+func download(ctx context.Context, repository, revision string, p parts, progress Progress) (string, error) {
+	if p != withAdapters && commitHash.MatchString(revision) {
 		// A commit never changes: a complete snapshot of it needs no hub.
-		if dir, err := cached(repository, revision); err == nil && complete(dir) {
+		if dir, err := cached(repository, revision); err == nil && complete(dir, p) {
 			return dir, nil
 		}
 	}
@@ -80,10 +94,10 @@ func download(ctx context.Context, repository, revision string, adapters bool, p
 	if err != nil {
 		return "", err
 	}
-	commit, files, err := list(ctx, endpoint, repository, revision, adapters)
+	commit, files, err := list(ctx, endpoint, repository, revision, p)
 	if err != nil {
 		// Without the hub a snapshot that is complete still serves.
-		if dir, cacheErr := cached(repository, revision); cacheErr == nil && !adapters && complete(dir) && ctx.Err() == nil {
+		if dir, cacheErr := cached(repository, revision); cacheErr == nil && p != withAdapters && complete(dir, p) && ctx.Err() == nil {
 			return dir, nil
 		}
 		return "", fmt.Errorf("download %s@%s: %w", repository, revision, err)
@@ -120,7 +134,7 @@ func download(ctx context.Context, repository, revision string, adapters bool, p
 		done += f.Size
 		report(f.Size)
 	}
-	if err := errors.Join(durable.SyncFolder(filepath.Join(root, "blobs")), durable.WriteFile(filepath.Join(snapshot, completeName), nil, 0o644)); err != nil {
+	if err := errors.Join(durable.SyncFolder(filepath.Join(root, "blobs")), durable.WriteFile(filepath.Join(snapshot, markOf(p)), nil, 0o644)); err != nil {
 		return "", err // the mark says that every file is there, so it comes to the disk after them
 	}
 	if !commitHash.MatchString(revision) {
@@ -155,16 +169,30 @@ func room(dir string, bytes int64) error {
 	return nil
 }
 
-// completeName marks a snapshot that we have downloaded whole; other tools ignore it.
-const completeName = ".tinsmith-complete"
+// A snapshot that we have downloaded has a mark that says so; other tools ignore it.
+const (
+	completeName       = ".tinsmith-complete"
+	withoutWeightsName = ".tinsmith-without-weights"
+)
 
-func complete(dir string) bool {
+func markOf(p parts) string {
+	if p == withoutWeights {
+		return withoutWeightsName
+	}
+	return completeName
+}
+
+// complete tells whether all parts of a snapshot are there.
+func complete(dir string, p parts) bool {
 	_, err := os.Stat(filepath.Join(dir, completeName))
+	if err != nil && p == withoutWeights {
+		_, err = os.Stat(filepath.Join(dir, withoutWeightsName))
+	}
 	return err == nil
 }
 
 // list asks the hub for the commit of a revision and its files that we read.
-func list(ctx context.Context, endpoint, repository, revision string, adapters bool) (string, []file, error) {
+func list(ctx context.Context, endpoint, repository, revision string, p parts) (string, []file, error) {
 	state, err := askRevision(ctx, endpoint, repository, revision)
 	if err != nil {
 		return "", nil, err
@@ -175,7 +203,7 @@ func list(ctx context.Context, endpoint, repository, revision string, adapters b
 	var files []file
 	weights := false
 	for _, f := range state.Files {
-		if !f.wanted(adapters) {
+		if !f.wanted(p) {
 			continue
 		}
 		if !fileName.MatchString(f.Name) {
@@ -187,7 +215,7 @@ func list(ctx context.Context, endpoint, repository, revision string, adapters b
 		weights = weights || strings.HasSuffix(f.Name, ".safetensors")
 		files = append(files, f)
 	}
-	if !weights {
+	if !weights && p != withoutWeights {
 		return "", nil, errors.New("the repository has no safetensors files")
 	}
 	return state.Commit, files, nil

@@ -21,6 +21,15 @@ var name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Z
 
 // Resolve gives the model directory that path means: a directory, a name in the local Hugging Face cache, or hf://org/name[@revision].
 func Resolve(ctx context.Context, path string, progress Progress) (string, error) {
+	return resolve(ctx, path, model, progress)
+}
+
+// ResolveWithoutWeights is Resolve for a machine that reads configuration, tokenizer and chat template alone: a download leaves the weights out.
+func ResolveWithoutWeights(ctx context.Context, path string, progress Progress) (string, error) {
+	return resolve(ctx, path, withoutWeights, progress)
+}
+
+func resolve(ctx context.Context, path string, p parts, progress Progress) (string, error) {
 	if rest, ok := strings.CutPrefix(path, "hf://"); ok {
 		repository, revision, _ := strings.Cut(rest, "@")
 		if revision == "" {
@@ -29,7 +38,7 @@ func Resolve(ctx context.Context, path string, progress Progress) (string, error
 		if !name.MatchString(repository) || !validRevision(revision) {
 			return "", fmt.Errorf("model path %q is not hf://org/name[@revision]", path)
 		}
-		return download(ctx, repository, revision, false, progress)
+		return download(ctx, repository, revision, p, progress)
 	}
 	if info, err := os.Stat(path); err == nil {
 		if !info.IsDir() {

@@ -238,3 +238,39 @@ func TestFind(t *testing.T) {
 		}
 	}
 }
+
+// A machine without the weights downloads what else is in a repository; it serves without the hub, and is no whole model.
+func TestDownloadWithoutWeights(t *testing.T) {
+	h := newHub()
+	start(t, h)
+	ctx := context.Background()
+	dir, err := ResolveWithoutWeights(ctx, "hf://org/m", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, there := range map[string]bool{"config.json": true, "tokenizer.json": true, "model.safetensors": false} {
+		if _, err := os.Stat(filepath.Join(dir, name)); (err == nil) != there {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	endpoint := os.Getenv("HF_ENDPOINT")
+	t.Setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+	if again, err := ResolveWithoutWeights(ctx, "hf://org/m@"+commit, nil); err != nil || again != dir {
+		t.Errorf("without the hub: %s, %v", again, err)
+	}
+	if _, err := Resolve(ctx, "hf://org/m@"+commit, nil); err == nil {
+		t.Error("what has no weights was taken for a whole model")
+	}
+	t.Setenv("HF_ENDPOINT", endpoint)
+	if _, err := Resolve(ctx, "hf://org/m", nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "model.safetensors")); err != nil {
+		t.Error(err)
+	}
+	// The whole model serves who needs less.
+	h.gets = 0
+	if _, err := ResolveWithoutWeights(ctx, "hf://org/m@"+commit, nil); err != nil || h.gets > 0 {
+		t.Errorf("%d files were asked for again, %v", h.gets, err)
+	}
+}
