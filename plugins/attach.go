@@ -41,6 +41,7 @@ type Attachment struct {
 
 	stop   context.CancelFunc // ends the stream that holds the lease
 	lost   chan struct{}      // closed with the lease
+	leaves chan struct{}      // closed when the backend says that it is to end
 	closed chan struct{}      // closed when everything of it has ended
 
 	mu     sync.Mutex
@@ -54,7 +55,7 @@ const probeTimeout = 2 * time.Second
 // Attach takes the lease of a backend and holds it until it is lost or Close. ctx is for the attaching only. An error of the backend's is a *Error: KindUnavailable if it may succeed later, as with a higher number; KindInvalid, with a
 // field such as "config.model", if not.
 func Attach(ctx context.Context, r AttachRequest) (*Attachment, error) {
-	a := &Attachment{request: r, lost: make(chan struct{}), closed: make(chan struct{})}
+	a := &Attachment{request: r, lost: make(chan struct{}), leaves: make(chan struct{}), closed: make(chan struct{})}
 	control, err := a.dial(false)
 	if err != nil {
 		return nil, err
@@ -195,8 +196,12 @@ func attachError(err error) error {
 func (a *Attachment) hold(stream attachStream, expiry time.Duration) {
 	answers := make(chan error)
 	go func() { // ends with the stream, or with the lease
-		for {
-			_, err := stream.Recv()
+		for told := false; ; {
+			answer, err := stream.Recv()
+			if answer.GetLeaving() && !told {
+				told = true
+				close(a.leaves)
+			}
 			select {
 			case answers <- err:
 			case <-a.lost:
@@ -246,6 +251,9 @@ func (a *Attachment) Backend() Backend { return a.backend }
 
 // Done is closed when the lease is lost.
 func (a *Attachment) Done() <-chan struct{} { return a.lost }
+
+// Leaving is closed when the backend's process has been asked to end. It waits a while for its gateway to take elsewhere what it has, and to give the lease back.
+func (a *Attachment) Leaving() <-chan struct{} { return a.leaves }
 
 // Reason says why the lease was lost; "" while it is held.
 func (a *Attachment) Reason() string {

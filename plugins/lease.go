@@ -36,9 +36,13 @@ type leases struct {
 
 	mu      sync.Mutex
 	highest holder
-	current *lease // nil: nobody's
-	broken  error  // why nobody can have it any more
-	stopped bool   // the process ends: there is nothing to make new
+	current *lease        // nil: nobody's
+	broken  error         // why nobody can have it any more
+	stopped bool          // the process ends: there is nothing to make new
+	free    chan struct{} // closed when the present lease is over and all is made new; nil without one
+
+	leaving     chan struct{} // closed when the process is to end, once its gateway has left
+	leavingOnce sync.Once
 
 	finishing sync.WaitGroup // of leases that have ended
 }
@@ -57,7 +61,7 @@ type lease struct {
 
 // openLeases reads who has had the backend of a data directory.
 func openLeases(file string, renew func(over *lease) error) (*leases, error) {
-	l := &leases{file: file, renew: renew}
+	l := &leases{file: file, renew: renew, leaving: make(chan struct{})}
 	text, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return l, nil
@@ -107,6 +111,11 @@ func writeSynced(path string, content []byte) (err error) {
 
 // take gives the backend to a gateway, with everything new. A former one that still has it loses it at once, and whatever it is doing with it ends. A number that is not above all that came before is refused.
 func (l *leases) take(h holder, modelDir string) (*lease, error) {
+	select {
+	case <-l.leaving:
+		return nil, unavailablef("lease %d is refused: the backend's process is about to end", h.Number)
+	default:
+	}
 	l.mu.Lock()
 	if h.Number <= l.highest.Number {
 		defer l.mu.Unlock()
@@ -133,7 +142,7 @@ func (l *leases) take(h holder, modelDir string) (*lease, error) {
 	}
 	one := &lease{holder: h, modelDir: modelDir, idle: make(chan struct{})}
 	one.ctx, one.end = context.WithCancelCause(context.Background())
-	l.current = one
+	l.current, l.free = one, make(chan struct{})
 	return one, nil
 }
 
@@ -153,8 +162,24 @@ func (l *leases) finish(one *lease, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.current = nil
+	close(l.free)
 	if err != nil {
 		l.broken = err
+	}
+}
+
+// leave tells the gateway that the process is to end, takes no other one, and returns when the gateway has left, or ctx ends.
+func (l *leases) leave(ctx context.Context) {
+	l.leavingOnce.Do(func() { close(l.leaving) })
+	l.mu.Lock()
+	current, free := l.current, l.free
+	l.mu.Unlock()
+	if current == nil {
+		return
+	}
+	select {
+	case <-free:
+	case <-ctx.Done():
 	}
 }
 

@@ -65,6 +65,7 @@ type ListenOptions struct {
 	Models []string      // clean absolute paths of directories that may be loaded; none: any
 	Expiry time.Duration // of a lease that is not renewed; 0: 15 s
 	Keep   int64         // bytes of files of checkpoints that are kept, so that they need not be brought again
+	Drain  time.Duration // how long a program that is asked to end waits for its gateway to take elsewhere what it has; 0: not at all
 	// Patience is how long the backend may take to be rid of what an ended lease was doing; 0: 1 minute. One that is not by then ends its process.
 	Patience time.Duration
 	// Exit is called, once or more, when the process is of no more use. It must not return before nothing can be served any more; in a program it ends the process.
@@ -181,6 +182,9 @@ func (l *Listener) Serve() error {
 	return err
 }
 
+// Leave tells the gateway that the process is to end, and returns when it has taken elsewhere what it has and given the lease back, or ctx ends. No other gateway gets the backend any more. Stop comes next.
+func (l *Listener) Leave(ctx context.Context) { l.leases.leave(ctx) }
+
 // Stop ends the lease, tells its gateway why, and ends Serve.
 func (l *Listener) Stop(why string) {
 	l.leases.stop(&Error{Kind: KindUnavailable, Message: why})
@@ -200,6 +204,7 @@ func listenOptions(arguments []string, out io.Writer) (ListenOptions, error) {
 	flags.StringVar(&o.TLS.CA, "client-ca", "", "`file` in PEM with the authority of gateways' certificates")
 	flags.StringVar(&o.Data, "data", "", "`folder` of this program's own, for checkpoints on their way and spilled state")
 	flags.DurationVar(&o.Expiry, "lease", defaultExpiry, "`time` after which a gateway that says nothing has lost the backend")
+	flags.DurationVar(&o.Drain, "drain", 0, "`time` that the gateway has, once this program is asked to end, to move what is here to other backends")
 	keep := flags.Int64("keep-mib", defaultKeepMiB, "`MiB` of checkpoints' files that are kept, so that they need not be sent again")
 	flags.Func("model", "`folder` of a model that gateways may load, or hf://org/name[@revision], which is downloaded first; may be given more than once; without it they may load any", func(dir string) error {
 		if strings.HasPrefix(dir, hubScheme) {
@@ -231,6 +236,8 @@ func listenOptions(arguments []string, out io.Writer) (ListenOptions, error) {
 		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	case len(missing) > 0:
 		return o, fmt.Errorf("missing: %s", strings.Join(missing, ", "))
+	case o.Drain < 0:
+		return o, fmt.Errorf("--drain: %v is not allowed: at least 0", o.Drain)
 	case *keep < 0 || *keep > 1<<30:
 		return o, fmt.Errorf("--keep-mib: %d is not allowed: 0 to %d", *keep, 1<<30)
 	}
@@ -276,6 +283,19 @@ func serveGateways(b Backend, arguments []string) error {
 	go func() {
 		defer close(stopped)
 		s := <-signals
+		if o.Drain > 0 {
+			slog.Info("the backend waits for its gateway to take elsewhere what it has", "signal", s.String(), "at_most", o.Drain)
+			ctx, cancel := context.WithTimeout(context.Background(), o.Drain)
+			go func() { // whoever asks again does not want to wait
+				defer cancel()
+				select {
+				case <-signals:
+				case <-ctx.Done():
+				}
+			}()
+			l.Leave(ctx)
+			cancel()
+		}
 		slog.Info("the backend stops", "signal", s.String())
 		l.Stop("the backend's process was asked to end")
 	}()

@@ -17,7 +17,7 @@ func TestListenArguments(t *testing.T) {
 		want            string // of the refusal; "": none
 	}{
 		{"on this machine", "--listen 127.0.0.1:0 --data d", ""},
-		{"with everything", "--listen :7000 --data d --tls-cert c --tls-key k --client-ca a --model /m --model /n --model hf://org/m@v1 --lease 30s --keep-mib 0", ""},
+		{"with everything", "--listen :7000 --data d --tls-cert c --tls-key k --client-ca a --model /m --model /n --model hf://org/m@v1 --lease 30s --keep-mib 0 --drain 4m", ""},
 		{"no address", "--data d", "missing: --listen"},
 		{"no folder", "--listen 127.0.0.1:0", "missing: --data"},
 		{"half of TLS", "--listen :7000 --data d --tls-cert c", "missing: --tls-key, --client-ca"},
@@ -31,7 +31,7 @@ func TestListenArguments(t *testing.T) {
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("got %+v, %v; want %q", o, err, c.want)
 			}
-			if c.name == "with everything" && (len(o.Models) != 3 || o.Models[1] != "/n" || o.Models[2] != "hf://org/m@v1" || o.Keep != 0 || o.Expiry.Seconds() != 30 || o.TLS != TLSFiles{"c", "k", "a"}) {
+			if c.name == "with everything" && (len(o.Models) != 3 || o.Models[1] != "/n" || o.Models[2] != "hf://org/m@v1" || o.Keep != 0 || o.Expiry.Seconds() != 30 || o.Drain.Minutes() != 4 || o.TLS != TLSFiles{"c", "k", "a"}) {
 				t.Errorf("read %+v", o)
 			}
 		})

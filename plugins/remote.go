@@ -142,12 +142,18 @@ func (r *remote) hold(one *lease, stream grpc.BidiStreamingServer[backendpb.Atta
 			}
 		}
 	}()
+	leaving, left := r.leases.leaving, false
 	for {
 		select {
+		case <-leaving:
+			leaving, left = nil, true
+			if err := stream.Send(&backendpb.AttachResponse{Leaving: true}); err != nil {
+				return lostf("the stream of lease %d ended: %v", one.Number, err)
+			}
 		case err := <-renewals:
 			if err == nil {
 				over.Reset(r.expiry)
-				err = stream.Send(&backendpb.AttachResponse{})
+				err = stream.Send(&backendpb.AttachResponse{Leaving: left})
 			}
 			if err != nil {
 				return lostf("the stream of lease %d ended: %v", one.Number, err)

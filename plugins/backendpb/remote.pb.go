@@ -201,10 +201,11 @@ func (x *ModelFile) GetSha256() []byte {
 	return nil
 }
 
-// AttachResponse is the grant, first, and then the answers to renewals, empty.
+// AttachResponse is the grant, first, and then the answers to renewals, and one more when the backend begins to leave.
 type AttachResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Grant         *AttachResponse_Grant  `protobuf:"bytes,1,opt,name=grant,proto3" json:"grant,omitempty"`
+	Leaving       bool                   `protobuf:"varint,2,opt,name=leaving,proto3" json:"leaving,omitempty"` // the backend's process has been asked to end, and waits a while for its gateway to take elsewhere what it has
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -244,6 +245,13 @@ func (x *AttachResponse) GetGrant() *AttachResponse_Grant {
 		return x.Grant
 	}
 	return nil
+}
+
+func (x *AttachResponse) GetLeaving() bool {
+	if x != nil {
+		return x.Leaving
+	}
+	return false
 }
 
 type File struct {
@@ -872,9 +880,10 @@ const file_remote_proto_rawDesc = "" +
 	"modelFiles\"7\n" +
 	"\tModelFile\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06sha256\x18\x02 \x01(\fR\x06sha256\"\xae\x01\n" +
+	"\x06sha256\x18\x02 \x01(\fR\x06sha256\"\xc8\x01\n" +
 	"\x0eAttachResponse\x12?\n" +
-	"\x05grant\x18\x01 \x01(\v2).tinsmith.backend.v1.AttachResponse.GrantR\x05grant\x1a[\n" +
+	"\x05grant\x18\x01 \x01(\v2).tinsmith.backend.v1.AttachResponse.GrantR\x05grant\x12\x18\n" +
+	"\aleaving\x18\x02 \x01(\bR\aleaving\x1a[\n" +
 	"\x05Grant\x12\x18\n" +
 	"\aprocess\x18\x01 \x01(\tR\aprocess\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x1f\n" +
