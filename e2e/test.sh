@@ -30,23 +30,39 @@ step() {
   printf '%-7s %4d s  %-22s %s\n' "$word" "$took" "$name" "${last:0:140}" >> "$summary"
 }
 
+# What runs beside has a process group of its own, so that all of it ends when this is interrupted.
+trap 'for job in $(jobs -p); do kill -- "-$job" 2>/dev/null; done' EXIT
+grouped() { [ "$BASHPID" != "$$" ] || set -m; }
+
 # beside FIRST SECOND runs two functions that run steps, at once, where one of them waits more than it computes. What the second one says is shown when the first one has ended.
 beside() {
-  (summary=$logs/summary-$2.txt failed=0; $2; exit $failed) > "$logs/$2.out" 2>&1 &
+  grouped
+  (summary=$logs/summary-$2.txt failed=0; $2; exit $failed) > "$logs/$2.out" 2>&1 < /dev/null &
   local second=$!
-  trap 'kill "$second" 2>/dev/null' EXIT
+  set +m
   $1
-  wait "$second" || failed=1
-  trap - EXIT
+  collect "$second" "$2"
+}
+
+# collect PROCESS NAME waits for what runs beside this, and shows what it said.
+collect() {
+  wait "$1" || failed=1
   cat "$logs/$2.out"
   cat "$logs/summary-$2.txt" >> "$summary"
+}
+
+# aside FUNCTION runs steps beside all that comes next, with the time that it leaves: for what only computes, and takes no harm from having to wait. Tests that watch how long something takes do not notice.
+aside() {
+  grouped
+  (renice -n 19 "$BASHPID" > /dev/null; summary=$logs/summary-$1.txt failed=0; $1; exit $failed) > "$logs/$1.out" 2>&1 < /dev/null &
+  set +m
 }
 
 # go test says why a test was skipped only with -v; failures and packages are what is shown of that.
 gotest() {
   local log="$logs/go-verbose-$1.txt"
   shift
-  go test -v -timeout 25m "$@" > "$log" 2>&1
+  go test -v -timeout 50m "$@" > "$log" 2>&1
   local code=$?
   grep -E '^(ok|FAIL|panic:|---? FAIL)|^[[:space:]]*--- FAIL|DATA RACE' "$log"
   if [ $code != 0 ]; then echo "-- the end of $log:"; tail -n 120 "$log"; fi
@@ -86,22 +102,30 @@ fuzzall() {
 concurrent=$(go list ./backends/internal/engine ./gateway/internal/ordeal 2>/dev/null;
   go list ./gateway/... ./plugins/... | grep -vE '/(tokenizer|chat/jinja|schema|schema/ecma|schema/jsonvalue|toolgrammar|answer|grammar|ordeal)$')
 others=$(go list ./e2e/... ./... | grep -vxF "$concurrent")
+# Of these, tests of programs; the rest only computes.
+programs=$(grep -E '/e2e/|/backends/[a-z]+$|/backends/internal/(transformers|devicebench|programtest)$' <<< "$others")
+arithmetic=$(grep -vxF "$programs" <<< "$others")
 # The CUDA kernels on the processor and the plans of memory are long sums on one goroutine a device, and what becomes of a damaged database is tried on one goroutine, hundreds of times: in the shorter run they go without it.
 sums='OnCUDA|Planned|Recommended|SeveralGPUs|OfGPUs|^TestDamages$|^TestPowerCuts$'
 if [ "$level" = all ]; then without="" ; else without="-skip=$sums"; fi
 race() { step "go, race detector" gotest race -race $without $concurrent; }
 environment() { step "python environment" e2e/python.sh; }
-beside race environment # which waits for the network and the disk; none of these packages need it
 long_sums() { step "go, CUDA and damages" gotest sums -run "$sums" ./backends/internal/engine ./gateway/internal/store; }
 # The kernels' text for avx512 and AMX, and the ways that only another maker's processor takes, over instructions that nearly every one has: a test that needs a certain processor is seldom run.
 emulated() {
   grep -qw avx2 /proc/cpuinfo || return 0
   step "go, avx512 emulated" gotest emulated -tags emulate_avx512 ./backends/internal/tensor/cpu
 }
-beside long_sums emulated # either is for the most part one goroutine
-step "go, grammars in a crowd" gotest crowd -race -run '^TestCrowd$' ./plugins/grammar # all that they share; the rest is arithmetic
-step "go" gotest plain $others
-step "fuzzing" fuzzall
+computed() {
+  beside long_sums emulated # either is for the most part one goroutine
+  step "go, grammars in a crowd" gotest crowd -race -run '^TestCrowd$' ./plugins/grammar # all that they share; the rest is arithmetic
+  step "go, arithmetic" gotest arithmetic $arithmetic
+  step "fuzzing" fuzzall
+}
+aside computed
+computed=$!
+beside race environment # which waits for the network and the disk; none of these packages need it
+step "go, programs" gotest programs $programs
 
 py() { local path=$1; shift; PYTHONPATH="$path" .venv/bin/python -m pytest -c e2e/pytest.ini --rootdir e2e "$@"; }
 # LiteLLM, inspect-ai and lm-eval take long to be imported and to begin.
@@ -122,6 +146,7 @@ other_clients() {
   step "node clients" npm --prefix e2e/node test
 }
 beside newest_clients other_clients
+collect "$computed" computed
 
 printf '\n== skipped\n'
 { goskips; pyskips; } | tee "$logs/skips.txt"
