@@ -106,7 +106,7 @@ others=$(go list ./e2e/... ./... | grep -vxF "$concurrent")
 programs=$(grep -E '/e2e/|/backends/[a-z]+$|/backends/internal/(transformers|devicebench|programtest)$' <<< "$others")
 arithmetic=$(grep -vxF "$programs" <<< "$others")
 # The CUDA kernels on the processor and the plans of memory are long sums on one goroutine a device, and what becomes of a damaged database is tried on one goroutine, hundreds of times: in the shorter run they go without it.
-sums='OnCUDA|Planned|Recommended|SeveralGPUs|OfGPUs|^TestDamages$|^TestPowerCuts$'
+sums='TrainingShare|ContextIsWhatTrains|LongestDatum|ModelDoesNotFit|OnCUDA|Planned|Recommended|SeveralGPUs|OfGPUs|^TestDamages$|^TestPowerCuts$'
 if [ "$level" = all ]; then without="" ; else without="-skip=$sums"; fi
 race() { step "go, race detector" gotest race -race $without $concurrent; }
 environment() { step "python environment" e2e/python.sh; }
