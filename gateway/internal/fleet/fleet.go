@@ -158,6 +158,15 @@ func (f *Fleet) States() []State {
 	return out
 }
 
+// Observe calls f whenever States says something else than before, but for how long ago something was. f must return at once. It cannot be taken back.
+func (f *Fleet) Observe(changed func()) {
+	for _, m := range f.members {
+		if m.supervisor != nil {
+			m.supervisor.Observe(changed)
+		}
+	}
+}
+
 func (m *member) state() supervisor.State {
 	if m.supervisor == nil {
 		return m.without

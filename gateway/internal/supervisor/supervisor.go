@@ -143,6 +143,7 @@ type Supervisor struct {
 	published   int             // processes that became ready
 	subscribers map[int]func(Event)
 	nextID      int
+	observers   []func()
 }
 
 // New checks the configuration and remembers the program's checksum: if the file changes while the gateway runs, it is not started again.
@@ -363,17 +364,54 @@ func (s *Supervisor) tell(e Event) {
 	}
 }
 
+// Observe calls f whenever State says something else than before, but for how long ago something was. f must return at once, and must not call Observe. It cannot be taken back.
+func (s *Supervisor) Observe(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.observers = append(slices.Clip(s.observers), f)
+}
+
+// observed calls the observers. mu is not held.
+func (s *Supervisor) observed() {
+	s.mu.Lock()
+	all := s.observers
+	s.mu.Unlock()
+	for _, f := range all {
+		f()
+	}
+}
+
 // change edits the state, and wakes Wait if the phase is another.
 func (s *Supervisor) change(edit func(*State)) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	before := s.state.Phase
+	before := s.state
 	edit(&s.state)
-	if s.state.Phase != before {
+	if s.state.Phase != before.Phase {
 		s.state.Since = time.Now()
 		close(s.changed)
 		s.changed = make(chan struct{})
 	}
+	same := before.look() == s.state.look()
+	s.mu.Unlock()
+	if !same {
+		s.observed()
+	}
+}
+
+// look is what somebody sees of a state who watches it: everything that changes by work and not by time alone.
+type look struct {
+	phase        Phase
+	progress     plugins.LoadProgress
+	boot         string
+	status       plugins.Status
+	reason, loss string
+	restarts     int
+}
+
+func (s *State) look() look {
+	l := look{s.Phase, s.Progress, s.Info.BootID, s.Status, s.Reason, s.Loss, s.Restarts}
+	l.status.Time, l.status.LastProgressAge = time.Time{}, 0
+	return l
 }
 
 // run starts one process after the other.
@@ -630,6 +668,9 @@ func (s *Supervisor) tellStalls(done <-chan struct{}) {
 			s.log.Warn("the backend hangs", "reason", why)
 		case why == "" && hangs:
 			s.log.Info("the backend goes on")
+		}
+		if hangs != (why != "") {
+			s.observed()
 		}
 		hangs = why != ""
 	}
