@@ -89,6 +89,7 @@ func (c *Core) install(cp *checkpoint) {
 	c.checkpoints[cp.Path] = cp
 	c.lists.add(cp)
 	delete(c.replacing, cp.Path)
+	c.changedOf(cp.Owner, cp.RunID, changedCheckpoints)
 }
 
 // displace has the checkpoint that a new one takes the place of deleted with the batch that makes the new one durable. Until install nobody changes or deletes the old one.
@@ -283,6 +284,7 @@ func (c *Core) deleteCheckpoint(ctx context.Context, cp *checkpoint, event strin
 	if c.checkpoints[cp.Path] == cp {
 		delete(c.checkpoints, cp.Path)
 		c.lists.remove(cp)
+		c.changedOf(cp.Owner, cp.RunID, changedCheckpoints)
 	}
 	c.erase(cp.Dir)
 	return nil
@@ -319,6 +321,7 @@ func (c *Core) change(ctx context.Context, owner, path string, entry AuditEntry,
 	defer c.mu.Unlock()
 	if c.checkpoints[path] == cp {
 		*cp = changed
+		c.changedOf(cp.Owner, cp.RunID, changedCheckpoints)
 		c.describeSoon(path)
 	}
 	return nil

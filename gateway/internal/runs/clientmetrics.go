@@ -62,6 +62,7 @@ func (c *Core) AddMetrics(ctx context.Context, owner, runID string, rows []Metri
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.metricValues[owner] += more
+	c.changed(r, changedRun)
 	if s := &r.series; s.news != nil {
 		close(s.news)
 		s.news = nil

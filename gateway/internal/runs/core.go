@@ -159,6 +159,7 @@ type Core struct {
 	metricValues map[string]int64  // by owner: values of clients' own that are kept with all of its runs
 	storing      map[string]int64  // bytes that saves which are not finished will take, by owner, by estimate
 	disk         diskQueue
+	listening    listeners
 	released     bool // payloads of the journal, since it was compacted last
 }
 

@@ -215,7 +215,10 @@ func (c *Core) patiently(commit func() error) error {
 const retryStore = 500 * time.Millisecond
 
 // acceptFuture says that the operation is durable. mu is held.
-func (c *Core) acceptFuture(f *future) { close(f.accepted) }
+func (c *Core) acceptFuture(f *future) {
+	close(f.accepted)
+	c.used(f.owner)
+}
 
 // refuseFuture forgets an operation that could not be journalled. mu is held.
 func (c *Core) refuseFuture(f *future, why error) {
@@ -330,6 +333,7 @@ func (c *Core) finish(ctx context.Context, f *future, out *Outcome, position int
 	defer c.mu.Unlock()
 	f.outcome = out
 	c.forget(f)
+	c.used(f.owner)
 	if event != nil {
 		c.record(c.runs[parent], seq, event)
 	}

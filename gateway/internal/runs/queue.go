@@ -106,6 +106,7 @@ func (c *Core) enqueue(op *operation) {
 	op.run.queue.unfinished++
 	op.run.queue.pending[op.seq] = true
 	op.run.queue.ready = append(op.run.queue.ready, op)
+	c.changed(op.run, changedRun)
 	c.pump(op.run)
 }
 
@@ -115,6 +116,7 @@ func (c *Core) arrived(op *operation) {
 	q := &r.queue
 	q.unfinished++
 	q.pending[op.seq] = true
+	c.changed(r, changedRun)
 	if !r.usable() {
 		c.complete(op, &Failure{Message: fmt.Sprintf("model %s is gone (%s: %s); %s", r.ID, r.State, r.Reason, c.newestOf(r)), Category: CategoryServer})
 		return
@@ -349,6 +351,7 @@ func (c *Core) left(op *operation, wasAhead bool) {
 	}
 	c.keepWritten(op.run)
 	c.foldSome(op.run)
+	c.changed(op.run, changedOperations)
 	c.pump(op.run)
 }
 

@@ -101,6 +101,7 @@ func (c *Core) interrupt(r *run, reason string) {
 	if r.rebuild == nil {
 		c.log.Warn("a run is rebuilt", "run", r.ID, "reason", reason)
 		r.rebuild = &rebuild{reason: reason, since: c.cfg.now(), done: make(chan struct{})}
+		c.changedRebuild(r)
 	}
 	b := r.rebuild
 	b.loaded, b.left, b.running = false, 0, 0
@@ -252,6 +253,7 @@ func (c *Core) tryAgain(r *run, err error) bool {
 		}
 	}
 	b.trouble = err.Error()
+	c.changedRebuild(r)
 	b.again(b.retries, longestForRebuild)
 	b.retries++
 	c.log.Warn("a run could not be rebuilt yet", "run", r.ID, "attempt", b.retries, "next_in", b.pause, "error", err)
@@ -278,6 +280,7 @@ func (c *Core) postpone(r *run, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r.settled()
+	c.changedRebuild(r)
 	waiting := append(r.queue.returned, r.queue.ready...)
 	r.queue.returned, r.queue.ready = nil, nil
 	for _, op := range waiting {
@@ -363,6 +366,7 @@ func (c *Core) queuePast(r *run, b Backend, p *plan) {
 // caughtUp counts a past operation that needs nothing more. mu is held.
 func (c *Core) caughtUp(r *run) {
 	b := r.rebuild
+	c.changedRebuild(r)
 	if b.left--; b.left == 0 {
 		c.rebuilt(r)
 		return
@@ -393,6 +397,7 @@ func (c *Core) rebuilt(r *run) {
 		c.keepCharges(rebuildKey+r.ID, func() charges { return charges{Crashes: r.crashes} })
 	}
 	r.settled()
+	c.changedRebuild(r)
 	c.cool(r)
 	c.proceed(r.model)
 	c.start(func(ctx context.Context) { c.prune(ctx, r) })
@@ -412,6 +417,7 @@ func (c *Core) inexact(r *run, why string) {
 		return
 	}
 	r.Inexact = why
+	c.changed(r, changedRun)
 	c.log.Warn("a rebuilt run may differ in its bits from an undisturbed one", "run", r.ID, "reason", why)
 	c.start(func(ctx context.Context) {
 		c.logged("run could not be stored", c.writeRun(context.WithoutCancel(ctx), r), "run", r.ID)

@@ -461,6 +461,7 @@ func (c *Core) endRun(r *run, state runState, reason string, why *Failure) {
 		s.hot = false
 	}
 	r.settled()
+	c.changed(r, changedRun)
 	if r.model != nil {
 		c.proceed(r.model)
 	}

@@ -166,6 +166,14 @@ func (c *Core) whereabouts(runID string) (session, project string) {
 	return sessionOf(runID), project
 }
 
+// rebuilding is a live run's way into a process; nil when it is there. mu is held.
+func (r *run) rebuilding() *Rebuilding {
+	if b := r.rebuild; b != nil && r.usable() {
+		return &Rebuilding{Runs: 1, Replayed: b.replayed(), ToReplay: b.count, Trouble: b.trouble}
+	}
+	return nil
+}
+
 // RunStatuses tells how the caller's live and corrupted runs of sessions that have not ended stand, oldest first.
 func (c *Core) RunStatuses(_ context.Context, owner string) ([]RunStatus, error) {
 	c.mu.Lock()
@@ -176,12 +184,8 @@ func (c *Core) RunStatuses(_ context.Context, owner string) ([]RunStatus, error)
 		if r.Owner != owner || !r.usable() && r.State != stateCorrupted || r.session != nil && !r.session.active() {
 			continue
 		}
-		var rebuilding *Rebuilding
-		if b := r.rebuild; b != nil && r.usable() {
-			rebuilding = &Rebuilding{Runs: 1, Replayed: b.replayed(), ToReplay: b.count, Trouble: b.trouble}
-		}
 		list = append(list, RunStatus{
-			Rebuilding: rebuilding, Naming: namingOf(r.session, r.UserMetadata),
+			Rebuilding: r.rebuilding(), Naming: namingOf(r.session, r.UserMetadata),
 			RunInfo: c.describeRun(r), Step: r.live.step, Version: r.live.version, Queued: r.queue.unfinished, LastLoss: r.live.loss, GradientNorm: r.live.gradient,
 			AdapterNorm: r.live.norm, TokensPerSecond: r.live.rate(now), TrainedTokens: r.live.tokens,
 			UnreadInputs: r.Unread,

@@ -43,6 +43,10 @@ type RunOverview struct {
 	State  string       // creating, live, failed, ended, corrupted or stored
 	Reason string       // why it is not live
 	Series []SeriesInfo // in the order in which they came
+
+	Queued       int         // operations accepted and not finished
+	UnreadInputs []string    // see RunStatus
+	Rebuilding   *Rebuilding // its way into a process; nil when it is there
 }
 
 // OverviewQuery selects runs.
@@ -169,7 +173,7 @@ func (c *Core) overview(ctx context.Context, id string, sessions map[string]*ses
 		return RunOverview{}, err
 	}
 	c.mu.Lock()
-	o := RunOverview{RunInfo: c.describeRun(r), Naming: namingOf(s, r.UserMetadata), State: string(r.State), Reason: r.Reason}
+	o := RunOverview{RunInfo: c.describeRun(r), Naming: namingOf(s, r.UserMetadata), State: string(r.State), Reason: r.Reason, Queued: r.queue.unfinished, UnreadInputs: r.Unread, Rebuilding: r.rebuilding()}
 	pending := c.pendingRows(r)
 	c.mu.Unlock()
 	heads, err := c.heads(ctx, id)

@@ -159,6 +159,11 @@ func (c *Core) removeSession(ctx context.Context, s *session) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	forget()
+	if !c.removed[s.ID].IsZero() {
+		for _, id := range ids {
+			c.changedOf(s.Owner, id, changedRun)
+		}
+	}
 	return nil
 }
 
@@ -191,6 +196,7 @@ func (c *Core) removeStored(ctx context.Context, before time.Time) error {
 	defer c.mu.Unlock()
 	forget()
 	for _, id := range ids {
+		c.changed(c.runs[id], changedRun)
 		delete(c.runs, id)
 	}
 	return nil

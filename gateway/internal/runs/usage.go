@@ -145,6 +145,9 @@ func (c *Core) countGeneration(ctx context.Context, owner string, t Target, prom
 	adds = append(adds, spent...)
 	adds = append(adds, c.oneMore(owner, t.ServedModel, UsageRequest))
 	c.logged("usage could not be stored", c.cfg.Store.Commit(context.WithoutCancel(ctx), store.Batch{Add: adds}))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.used(owner)
 }
 
 // countStorage adds what the checkpoints took for a while.
