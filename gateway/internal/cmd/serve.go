@@ -349,6 +349,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	}()
 	go again.serve(ctx, cfg, configurable{backends, core})
 	h.setRebuilds(core.Rebuilding)
+	backends.Observe(core.DevicesChanged)
 	stopControl := serveControl(ctx, backup.Source{Version: p.Version, DataDir: cfg.DataDir, Store: records, Hold: core.HoldDeletions})
 	defer stopControl()
 	tinkerAPI, err := tinker.New(core, auth, tinker.Options{PublicURL: cfg.PublicURL, MaxPerClient: cfg.Sampling.MaxPerClient, Directories: directories, ClientFiles: filepath.Join(cfg.DataDir, "huggingface")})

@@ -161,12 +161,8 @@ func (s *Service) runStatuses(c call) (any, error) {
 	}
 	out := make([]gin.H, len(statuses))
 	for i, r := range statuses {
-		var rebuilding gin.H
-		if b := r.Rebuilding; b != nil {
-			rebuilding = gin.H{"operations_replayed": b.Replayed, "operations_to_replay": b.ToReplay, "reason": keys.TellFault(c.Request.Context(), b.Trouble)}
-		}
 		out[i] = gin.H{
-			"rebuilding": rebuilding,
+			"rebuilding": rebuildingOf(c, r.Rebuilding),
 			"run_id":     r.ID, "session_id": r.SessionID, "base_model": r.BaseModel, "rank": r.LoRA.Rank, "live": r.Live, "corrupted": r.Corrupted, "corrupted_reason": keys.TellFault(c.Request.Context(), r.CorruptedReason), "inexact": r.Inexact,
 			"unread_inputs": r.UnreadInputs, "user_metadata": r.UserMetadata, "began": r.Began,
 			"step": r.Step, "version": r.Version, "queued": r.Queued, "trained_tokens": r.TrainedTokens, "tokens_per_second": r.TokensPerSecond,

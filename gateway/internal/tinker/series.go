@@ -65,6 +65,7 @@ func overviewOf(c call, o runs.RunOverview) gin.H {
 	out := gin.H{
 		"run_id": o.ID, "session_id": o.SessionID, "owner": o.Owner, "base_model": o.BaseModel, "rank": o.LoRA.Rank, "live": o.Live, "state": o.State, "reason": keys.TellFault(c.Request.Context(), o.Reason),
 		"created_at": o.CreatedAt, "last_request_time": o.LastRequest, "inexact": o.Inexact, "user_metadata": o.UserMetadata, "series": series,
+		"queued": o.Queued, "unread_inputs": o.UnreadInputs, "rebuilding": rebuildingOf(c, o.Rebuilding),
 	}
 	addNaming(out, o.Naming)
 	for name, cp := range map[string]*runs.CheckpointInfo{"last_checkpoint": o.LastCheckpoint, "last_sampler_checkpoint": o.LastSampler} {
@@ -73,6 +74,14 @@ func overviewOf(c call, o runs.RunOverview) gin.H {
 		}
 	}
 	return out
+}
+
+// rebuildingOf tells how far a run is on its way into a process; nil when it is there.
+func rebuildingOf(c call, b *runs.Rebuilding) any {
+	if b == nil {
+		return nil
+	}
+	return gin.H{"operations_replayed": b.Replayed, "operations_to_replay": b.ToReplay, "reason": keys.TellFault(c.Request.Context(), b.Trouble)}
 }
 
 // addNaming adds what people call a run.
@@ -158,6 +167,19 @@ func finites(values []float64) []*float64 {
 	return out
 }
 
+// pointsOf describes rows of a run.
+func pointsOf(points []runs.Point) gin.H {
+	list := make([]gin.H, len(points))
+	for i, p := range points {
+		values := make(map[string]*float64, len(p.Row.Values))
+		for _, x := range p.Row.Values {
+			values[x.Name] = finite(x.Number)
+		}
+		list[i] = gin.H{"source": sourceOf(p.Client), "step": p.Row.Step, "time": p.Row.Time, "values": values}
+	}
+	return gin.H{"points": list}
+}
+
 // seriesEvents streams the points of a run as they come.
 func (s *Service) seriesEvents(c call) (any, error) {
 	from, err := number(c, "from", 0, 0, math.MaxInt32)
@@ -173,15 +195,7 @@ func (s *Service) seriesEvents(c call) (any, error) {
 		defer out.Close()
 		out.Accept()
 		err := s.core.Watch(c.request, v, c.Param("run"), int64(from), func(points []runs.Point) error {
-			list := make([]gin.H, len(points))
-			for i, p := range points {
-				values := make(map[string]*float64, len(p.Row.Values))
-				for _, x := range p.Row.Values {
-					values[x.Name] = finite(x.Number)
-				}
-				list[i] = gin.H{"source": sourceOf(p.Client), "step": p.Row.Step, "time": p.Row.Time, "values": values}
-			}
-			return out.Send("points", gin.H{"points": list})
+			return out.Send("points", pointsOf(points))
 		})
 		return out.End(err, func(err error) error {
 			if err != nil {

@@ -121,6 +121,7 @@ func (s *Service) Register(r gin.IRouter) {
 	g.GET("/tinsmith/runs/:run/cycles", s.lists(s.cycles))
 	g.GET("/tinsmith/runs/:run/events", s.auths(s.seriesEvents))
 	g.POST("/tinsmith/runs/:run/metrics", s.auths(s.addMetrics))
+	g.GET("/tinsmith/events", s.auths(s.events))
 	g.POST("/tinsmith/import", s.auths(s.importAdapter))
 	g.GET("/tinsmith/imports", s.lists(s.imports))
 	g.GET("/tinsmith/export", s.lists(s.exportAdapter))
