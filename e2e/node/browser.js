@@ -19,7 +19,7 @@ export async function launch() {
 
 /**
  * Opens a tab that notes what a page must never do: errors, broken rules of its policy, requests to others, dialogs.
- * Resolves to {page, wrong}; wrong is the list. Statuses in expected are no errors.
+ * Resolves to {page, wrong, requests}; wrong is the list, requests are the paths that were asked for since. Statuses in expected are no errors.
  */
 export async function open(browser, url, { width = 1200, look = 'light', expected = [] } = {}) {
   const context = await browser.createBrowserContext();
@@ -29,7 +29,9 @@ export async function open(browser, url, { width = 1200, look = 'light', expecte
   const wrong = [];
   page.on('pageerror', (error) => wrong.push(`error: ${error.message}`));
   page.on('dialog', (dialog) => (wrong.push(`dialog: ${dialog.message()}`), dialog.dismiss()));
+  const requests = [];
   page.on('request', (request) => {
+    requests.push(request.url().slice(url.length));
     if (!request.url().startsWith(url) && !request.url().startsWith('data:')) wrong.push(`request: ${request.url()}`);
   });
   page.on('response', (response) => {
@@ -38,7 +40,7 @@ export async function open(browser, url, { width = 1200, look = 'light', expecte
   await page.exposeFunction('violated', (text) => wrong.push(`policy: ${text}`));
   await page.evaluateOnNewDocument(() => document.addEventListener('securitypolicyviolation', (e) => window.violated(`${e.violatedDirective} ${e.blockedURI}`)));
   await page.goto(url + '/');
-  return { page, wrong };
+  return { page, wrong, requests };
 }
 
 /** Waits for a text in the page's main part, and gives all of it. */

@@ -57,7 +57,7 @@ const view = (id) => 'runs/' + encodeURIComponent(id);
 const options = { skip: missing, timeout: 240_000 };
 
 test('a run of the SDK: list, curves that move, checkpoint, sample', options, async () => {
-  const { page, wrong } = await open(browser, server.url);
+  const { page, wrong, requests } = await open(browser, server.url);
   await shows(page, 'Nothing has been trained here yet');
   const run = await train(server.url, 'tml-any', 'a name');
   await shows(page, 'a name');
@@ -65,10 +65,13 @@ test('a run of the SDK: list, curves that move, checkpoint, sample', options, as
   await shows(page, 'learning_rate');
   const steps = () => page.evaluate(() => document.querySelector('.tile dd').textContent);
   assert.equal(await steps(), '2');
+  await pause(2500); // the newest cycles have been asked for
+  requests.length = 0;
   await run.step();
   await page.waitForFunction(() => document.querySelector('.tile dd').textContent === '3', { timeout: 20_000 });
   const curve = () => page.evaluate(() => Number(document.querySelector('[data-points]').dataset.points));
   await page.waitForFunction(() => document.querySelector('[data-points]')?.dataset.points === '3', { timeout: 20_000 }).catch(async () => assert.fail(`the curve has ${await curve()} points`));
+  assert.deepEqual(requests.filter((r) => !r.includes('/cycles?')), [], 'the points came by the stream alone');
   assert.match(await page.$eval('section[aria-label="adapter_norm/…"]', (n) => n.innerText), /q_proj/);
   await page.waitForFunction(() => document.querySelectorAll('.timeline rect.step').length === 3, { timeout: 20_000 });
   assert.equal(await page.$$eval('.timeline rect.pass', (all) => all.length), 3);
@@ -88,6 +91,48 @@ test('a run of the SDK: list, curves that move, checkpoint, sample', options, as
   await page.waitForSelector('.tokens span[title^="log-probability -"]', { timeout: 20_000 });
   await run.end();
   assert.deepEqual(wrong, []);
+});
+
+test('live: nothing is asked for while nothing happens; a hidden tab has no stream; a server that is back is found', options, async () => {
+  const { page, requests } = await open(browser, server.url);
+  const run = await train(server.url, 'tml-any', 'to be followed');
+  const streams = () => page.evaluate(() => performance.getEntriesByType('resource').filter((e) => e.name.includes('/tinsmith/events?')).length); // that have ended
+  const step = () => page.evaluate(() => [...document.querySelectorAll('tbody tr')].find((tr) => tr.textContent.includes('to be followed'))?.children[2].textContent);
+  const shown = (n) => page.waitForFunction((n) => [...document.querySelectorAll('tbody tr')].find((tr) => tr.textContent.includes('to be followed'))?.children[2].textContent === n, { timeout: 30_000 }, n).catch(async () => assert.fail(`step ${await step()} is shown`));
+  await shown('2');
+  const tabs = [{ page, requests }];
+  for (const [place, text] of [[view(run.id), 'learning_rate'], ['device', 'Memory plan'], ['users', 'Users']]) {
+    const tab = await open(browser, server.url);
+    tabs.push(tab);
+    await go(tab.page, place);
+    await shows(tab.page, text);
+  }
+  await pause(2500); // what was just done is told
+  for (const tab of tabs) tab.requests.length = 0;
+  await pause(4000);
+  for (const tab of tabs) assert.deepEqual(tab.requests, [], `${tab.page.url()} asks without a reason`);
+  for (const tab of tabs.slice(1)) await tab.page.close();
+
+  const hide = (hidden) =>
+    page.evaluate((hidden) => {
+      Object.defineProperty(document, 'hidden', { get: () => hidden, configurable: true });
+      document.dispatchEvent(new Event('visibilitychange'));
+    }, hidden);
+  const before = await streams();
+  await hide(true);
+  await page.waitForFunction((n) => performance.getEntriesByType('resource').filter((e) => e.name.includes('/tinsmith/events?')).length > n, { timeout: 20_000 }, before);
+  await run.step();
+  await pause(1000);
+  assert.deepEqual(requests, [], 'a hidden tab asks');
+  assert.equal(await step(), '2');
+  await hide(false);
+  await shown('3');
+
+  await server.restart(() => page.waitForFunction(() => document.getElementById('connection').textContent.startsWith('Connection lost'), { timeout: 20_000 }));
+  await run.step();
+  await shown('4');
+  await page.waitForFunction(() => document.getElementById('connection').textContent === '', { timeout: 30_000 });
+  await run.end();
 });
 
 test('chat: streamed; two side by side with one seed say the same', options, async () => {

@@ -18,9 +18,12 @@ function named(ticks) {
   const largest = Math.max(...all.map(Math.abs));
   const step = Math.min(...all.slice(1).map((t, i) => t - all[i]));
   const decimals = [0, 1, 2, 3, 4, 5].find((d) => Math.abs(step * 10 ** d - Math.round(step * 10 ** d)) < 1e-6 && Math.round(step * 10 ** d) > 0);
-  const short = all.length < 2 || largest >= 1e5 || decimals === undefined || all.length !== ticks.length;
+  const short = all.length < 2 || largest >= 1e9 || decimals === undefined || all.length !== ticks.length;
   return ticks.map((t) => (t === null ? "" : short ? figure(t, 3) : t.toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals })));
 }
+
+// room is how wide an axis with such values is.
+const room = (_, values) => Math.max(48, 18 + 6.5 * Math.max(0, ...(values ?? []).map((v) => String(v).length)));
 
 // Chart draws series over one x axis. series: [{name, x: [numbers], y: [numbers or null]}], each with x of its own, in ascending order.
 export class Chart {
@@ -72,10 +75,10 @@ export class Chart {
         legend: { show: legend },
         cursor: { y: false, points: { size: 6 } },
         scales: { x: { time }, y: log ? { distr: 3 } : {} },
-        axes: [time ? axis : { ...axis, incrs: steps }, { ...axis, size: 58, values: (_, ticks) => named(ticks) }],
+        axes: [time ? axis : { ...axis, incrs: steps }, { ...axis, size: room, values: (_, ticks) => named(ticks) }],
         series: [
           { label: time ? "time" : "step" },
-          ...this.series.map((s, i) => ({ label: s.name, stroke: palette[i % palette.length], width: 1.5, spanGaps: true, points: { show: s.x.length < 30, size: 5 }, value: (_, v) => figure(v) })),
+          ...this.series.map((s, i) => ({ label: s.name, stroke: palette[i % palette.length], width: 1.5, spanGaps: true, points: { show: (_, i, from, to) => to - from < 30, size: 5 }, value: (_, v) => figure(v) })),
         ],
       },
       data,

@@ -36,13 +36,24 @@ export function empty(text, command) {
   return el("div", { class: "empty" }, el("p", {}, text), command && el("pre", { tabindex: "0" }, command));
 }
 
-// every calls f now and then each so many milliseconds, one call at a time, until the signal; not while the tab is hidden.
-export function every(milliseconds, signal, f) {
-  let timer;
-  const turn = async () => {
-    if (!document.hidden) await f();
-    if (!signal.aborted) timer = setTimeout(turn, milliseconds);
-  };
-  signal.addEventListener("abort", () => clearTimeout(timer));
-  return turn();
+// keep has a node hold these children, and moves none that need not be moved: a click or a focus that has begun on one stays with it.
+export function keep(node, children) {
+  const wanted = new Set(children);
+  for (const child of [...node.childNodes]) if (!wanted.has(child)) child.remove();
+  let at = node.firstChild;
+  for (const child of children) {
+    if (child === at) at = at.nextSibling;
+    else node.insertBefore(child, at);
+  }
+}
+
+// write changes a node's text, if it is another.
+export function write(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+// clock calls f each so many milliseconds until the signal, for what a page says of the time that has passed. f must ask nobody for anything.
+export function clock(milliseconds, signal, f) {
+  const timer = setInterval(f, milliseconds);
+  signal.addEventListener("abort", () => clearInterval(timer));
 }

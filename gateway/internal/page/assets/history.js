@@ -1,5 +1,5 @@
 // What the server keeps of runs, in the form that views use.
-import { events, get } from "./api.js";
+import { get } from "./api.js";
 
 const base = "api/v1/tinsmith/runs";
 const most = 1000; // runs in one answer, and points of a series, as many as a chart can show
@@ -14,27 +14,20 @@ export async function runs(everyone, signal) {
   }
 }
 
-// run gives one run; of a live one also what it does at the moment.
-export async function run(id, signal) {
-  const r = shaped(await get(`${base}/${encodeURIComponent(id)}`, signal));
-  if (r.live) {
-    const now = (await get(base, signal)).runs.find((other) => other.run_id === id);
-    if (now) Object.assign(r, { queued: now.queued, rebuilding: now.rebuilding, unread_inputs: now.unread_inputs });
-  }
-  return r;
-}
+// run gives one run.
+export const run = async (id, signal) => shaped(await get(`${base}/${encodeURIComponent(id)}`, signal));
 
 // shaped adds the newest value of each series by name, and the step.
-function shaped(r) {
+export function shaped(r) {
   const newest = Object.fromEntries(r.series.map((s) => [s.name, s.value]));
   return { ...r, newest, step: r.series.find((s) => s.name === "learning_rate")?.step ?? 0 };
 }
 
-// series gives all series of a run: [{name, x, y, thinned}]. A client may use a name that the server uses too.
+// series gives all series of a run: [{name, of, source, x, y, thinned}], where of is the name that the server has. A client may use a name that the server uses too.
 export async function series(id, signal) {
   const found = (await get(`${base}/${encodeURIComponent(id)}/series?points=${most}`, signal)).series;
   const twice = (s) => found.some((other) => other !== s && other.name === s.name);
-  return found.filter((s) => s.steps.length).map((s) => ({ name: twice(s) && s.source === "client" ? `${s.name} (client)` : s.name, x: s.steps, y: s.values, thinned: s.thinned > 1 }));
+  return found.filter((s) => s.steps.length).map((s) => ({ name: twice(s) && s.source === "client" ? `${s.name} (client)` : s.name, of: s.name, source: s.source, x: s.steps, y: s.values, thinned: s.thinned > 1 }));
 }
 
 // cycles gives the clock cycles of a run's newest operations, oldest first.
@@ -42,24 +35,20 @@ export async function cycles(id, operations, signal) {
   return (await get(`${base}/${encodeURIComponent(id)}/cycles?operations=${operations}`, signal)).cycles;
 }
 
-// follow calls on when a run has new points. It begins anew when the connection is lost, and ends with the run or the signal.
-export async function follow(id, from, signal, on) {
-  let ended = false;
-  for (let wait = 500; !signal.aborted && !ended; wait = Math.min(wait * 2, 15000)) {
-    try {
-      await events(`${base}/${encodeURIComponent(id)}/events?from=${from()}`, {
-        signal,
-        on: (name) => {
-          wait = 500;
-          ended = name === "end";
-          if (name === "points") on();
-        },
-      });
-    } catch (error) {
-      if (signal.aborted || error.status === 401 || error.status === 404) return;
+// extend brings points, as the server's events have them, into series as series() gives them. It tells whether they fit: if not, as with a series that is new, the series have to be read again.
+export function extend(all, points) {
+  for (const p of points) {
+    for (const [name, value] of Object.entries(p.values)) {
+      const s = all.find((s) => s.of === name && s.source === p.source);
+      if (!s || s.x.length >= 2 * most) return false;
+      let at = s.x.length;
+      while (at > 0 && s.x[at - 1] > p.step) at--;
+      if (at > 0 && s.x[at - 1] === p.step) s.y[at - 1] = value;
+      else if (at === s.x.length) (s.x.push(p.step), s.y.push(value));
+      else (s.x.splice(at, 0, p.step), s.y.splice(at, 0, value));
     }
-    await new Promise((again) => setTimeout(again, wait));
   }
+  return true;
 }
 
 // named is what people call a run: the name that its metadata or its session has, else nothing.

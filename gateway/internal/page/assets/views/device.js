@@ -1,22 +1,23 @@
 // What the models' devices do now: state, memory, queues, speed.
 import { get, isAbort, text } from "../api.js";
 import { Chart } from "../chart.js";
-import { el, every, failed, put } from "../dom.js";
+import { el, failed, put } from "../dom.js";
 import { bytes, figure, plain } from "../format.js";
+import { live, soon } from "../live.js";
 
-const refresh = 2000;
+const refresh = 2000; // milliseconds between two looks at least; backends report once a second
 const kept = 300; // points of the speed's chart
 
 export async function show(main, _, signal) {
   const speed = new Chart(signal, { title: "Tokens per second", height: 220, legend: true, time: true });
   const models = el("div", { class: "card" });
   const trouble = el("div");
-  speed.value.textContent = "measured in a few seconds";
+  speed.value.textContent = "shown as soon as something is computed";
   const past = { x: [], trained: [], sampled: [], prefilled: [] };
   let before = null;
   put(main, trouble, models, el("div", { class: "card" }, speed.node));
 
-  await every(refresh, signal, async () => {
+  const load = async () => {
     try {
       const [health, metrics] = await Promise.all([get("healthz", signal), text("metrics", signal)]);
       const values = parse(metrics);
@@ -24,8 +25,14 @@ export async function show(main, _, signal) {
       put(models, el("h1", {}, "Device"), health.models.map((m) => model(m, values)));
       const now = { at: Date.now() / 1000, trained: total(values, "tinsmith_tokens_trained_total"), sampled: total(values, "tinsmith_tokens_sampled_total"), prefilled: total(values, "tinsmith_tokens_prefilled_total") };
       if (before && now.at > before.at) {
+        // Of a time in which nothing was told nothing was done, but in its last moments.
+        const since = Math.max(before.at, now.at - (2 * refresh) / 1000);
+        for (const at of since > before.at ? [before.at + 0.001, since] : []) {
+          past.x.push(at);
+          for (const kind of ["trained", "sampled", "prefilled"]) past[kind].push(0);
+        }
         past.x.push(now.at);
-        for (const kind of ["trained", "sampled", "prefilled"]) past[kind].push(Math.max(0, now[kind] - before[kind]) / (now.at - before.at));
+        for (const kind of ["trained", "sampled", "prefilled"]) past[kind].push(Math.max(0, now[kind] - before[kind]) / (now.at - since));
         for (const list of Object.values(past)) list.splice(0, list.length - kept);
         if (past.x.length > 1) {
           speed.value.textContent = "";
@@ -36,6 +43,10 @@ export async function show(main, _, signal) {
     } catch (error) {
       if (!isAbort(error)) put(trouble, failed(error));
     }
+  };
+  await new Promise((ready) => {
+    const begin = () => load().then(ready);
+    live("devices=true", signal, { begin, devices: soon(refresh, signal, load), failed: (error) => put(trouble, failed(error)) }).then(ready);
   });
 }
 

@@ -1,45 +1,87 @@
 // One run: its curves, clock cycles, checkpoints, what its newest weights say, and what went wrong.
 import { download, get, isAbort, post } from "../api.js";
 import { Chart } from "../chart.js";
-import { el, empty, every, failed, field, put } from "../dom.js";
+import { clock, el, empty, failed, field, put, write } from "../dom.js";
 import { bytes, figure, plain, since, when } from "../format.js";
-import { cycles, follow, named, run, series, state } from "../history.js";
+import { cycles, extend, named, run, series, shaped, state } from "../history.js";
+import { live, soon } from "../live.js";
 import { Timeline, seconds } from "../timeline.js";
 
 export async function show(main, [id], signal) {
-  const head = el("div", { class: "card" });
+  const head = heading();
   const notices = el("div");
-  const curves = el("div", { class: "card" });
-  const timeline = el("div", { class: "card" });
-  const checkpoints = el("div", { class: "card" });
-  const first = await run(id, signal);
-  put(main, head, notices, curves, timeline, checkpoints, sampler(first, signal));
+  const curves = new Curves(id, signal);
+  const timeline = cyclesCard(id, signal);
+  const checkpoints = checkpointsCard(id, signal);
+  let painted = false;
+  let told = "";
 
   const draw = (r) => {
+    head.draw(r);
+    const text = JSON.stringify([r.state, r.reason, r.rebuilding, r.inexact, r.unread_inputs]);
+    if (text !== told) put(notices, troubles(r));
+    told = text;
+  };
+  const fail = (error) => {
+    if (isAbort(error) || signal.aborted) return;
+    told = "";
+    put(painted ? notices : main, failed(error));
+  };
+  const load = async () => {
+    try {
+      const r = await run(id, signal);
+      if (!painted) put(main, head.node, notices, curves.node, timeline.node, checkpoints.node, sampler(r, signal));
+      painted = true;
+      draw(r);
+    } catch (error) {
+      fail(error);
+      return;
+    }
+    await Promise.all([curves.load(), timeline.load(), checkpoints.load()]);
+  };
+  clock(10_000, signal, head.tick);
+  await new Promise((ready) => {
+    live(`run=${encodeURIComponent(id)}`, signal, {
+      begin: async () => {
+        await load();
+        ready();
+      },
+      runs: ({ runs: changed, gone }) => {
+        for (const r of changed) draw(shaped(r));
+        if (gone.length) fail(new Error("This run is gone: its session ended long ago, and it has no checkpoint."));
+      },
+      points: ({ points }) => curves.append(points),
+      operations: soon(2000, signal, timeline.load),
+      checkpoints: soon(500, signal, checkpoints.load),
+      failed: fail,
+    }).then(ready);
+  });
+}
+
+// heading is the card with the run's name and newest figures.
+function heading() {
+  const title = el("h1", { class: "grow" });
+  const badge = el("span");
+  const about = el("p", { class: "faint break" });
+  const values = new Map([["Step", (r) => figure(r.step)], ["Loss per token", (r) => figure(r.newest.loss)], ["Gradient norm", (r) => figure(r.newest.grad_norm)], ["Adapter norm", (r) => figure(r.newest.adapter_norm)], ["Tokens per second", (r) => figure(r.newest.tokens_per_second, 3)], ["Waiting", (r) => figure(r.queued)]].map(([name, of]) => [name, { of, node: el("dd") }]));
+  const written = el("div");
+  const node = el("div", { class: "card" }, el("div", { class: "row" }, title, badge), about, el("dl", { class: "tiles" }, [...values].map(([name, v]) => el("div", { class: "tile" }, el("dt", {}, name), v.node))), written);
+  let now = null;
+  let wrote = "";
+  const draw = (r) => {
+    now = r;
     const name = named(r);
     const s = state(r);
-    put(
-      head,
-      el("div", { class: "row" }, el("h1", { class: "grow" }, name ? plain(name) : r.run_id), el("span", { class: `badge ${s === "live" ? "live" : s === "lost" ? "bad" : ""}` }, s)),
-      el("p", { class: "faint break" }, `${r.run_id} · ${plain(r.base_model)}, rank ${r.rank} · ${r.recipe ? `${plain(r.recipe, 60)} · ` : ""}last request ${since(r.last_request_time)}`),
-      el(
-        "dl",
-        { class: "tiles" },
-        [["Step", figure(r.step)], ["Loss per token", figure(r.newest.loss)], ["Gradient norm", figure(r.newest.grad_norm)], ["Adapter norm", figure(r.newest.adapter_norm)], ["Tokens per second", figure(r.newest.tokens_per_second, 3)], ["Waiting", figure(r.queued)]].map(([k, v]) => el("div", { class: "tile" }, el("dt", {}, k), el("dd", {}, v))),
-      ),
-      metadata(r.user_metadata),
-    );
-    put(notices, troubles(r));
+    write(title, name ? plain(name) : r.run_id);
+    write(badge, s);
+    badge.className = `badge ${s === "live" ? "live" : s === "lost" ? "bad" : ""}`;
+    write(about, `${r.run_id} · ${plain(r.base_model)}, rank ${r.rank} · ${r.recipe ? `${plain(r.recipe, 60)} · ` : ""}last request ${since(r.last_request_time)}`);
+    for (const v of values.values()) write(v.node, v.of(r));
+    const text = JSON.stringify(r.user_metadata ?? {});
+    if (text !== wrote) put(written, metadata(r.user_metadata));
+    wrote = text;
   };
-  draw(first);
-  await Promise.all([drawCurves(curves, id, signal), drawCycles(timeline, first, signal), drawCheckpoints(checkpoints, id, signal)]);
-  every(3000, signal, async () => {
-    try {
-      draw(await run(id, signal));
-    } catch (error) {
-      if (!isAbort(error)) put(notices, failed(error));
-    }
-  });
+  return { node, draw, tick: () => now && draw(now) };
 }
 
 function metadata(all) {
@@ -61,7 +103,7 @@ function troubles(r) {
 function grouped(all) {
   const groups = new Map();
   const parts = "adapter_norm/";
-  for (const s of all.values()) {
+  for (const s of all) {
     const part = s.name.startsWith(parts);
     const title = part ? `${parts}…` : s.name;
     if (!groups.has(title)) groups.set(title, []);
@@ -70,68 +112,73 @@ function grouped(all) {
   return groups;
 }
 
-// drawCurves shows every series of the run, and adds points as they come.
-async function drawCurves(node, id, signal) {
-  const charts = new Map();
-  const grid = el("div", { class: "charts" });
-  const thinned = el("p", { class: "faint small" });
-  let log = false;
-  let all = new Map();
-  const scale = el("input", {
-    type: "checkbox",
-    onchange: () => {
-      log = scale.checked;
-      build();
-    },
-  });
-  const build = () => {
-    for (const { stop } of charts.values()) stop.abort();
-    charts.clear();
-    put(grid);
-    for (const [title, list] of grouped(all)) {
-      const stop = new AbortController();
-      const chart = new Chart(AbortSignal.any([signal, stop.signal]), { title: plain(title, 60), legend: list.length > 1, log: log && list.every((s) => s.y.every((v) => v === null || v > 0)) });
-      charts.set(title, { chart, stop });
-      grid.append(chart.node);
-      chart.set(list);
-    }
-    thinned.textContent = [...all.values()].some((s) => s.thinned) ? "There are more steps than a series keeps: older ones are thinned." : "";
-  };
-  const load = async () => {
-    all = new Map((await series(id, signal)).map((s) => [s.name, s]));
-    put(node, el("div", { class: "row" }, el("h2", { class: "grow" }, "Curves"), el("label", { class: "row" }, scale, "logarithmic")), all.size ? grid : empty("No step has been made yet. Each optim_step adds a point; a client's own numbers come by:", `bin/tinsmith metrics ${id} metrics.jsonl --follow`), thinned);
-    build();
-  };
-  try {
-    await load();
-  } catch (error) {
-    if (!isAbort(error)) put(node, el("h2", {}, "Curves"), failed(error));
-    return;
+// Curves shows every series of the run, and adds points as they come.
+class Curves {
+  constructor(id, signal) {
+    this.id = id;
+    this.signal = signal;
+    this.node = el("div", { class: "card" });
+    this.grid = el("div", { class: "charts" });
+    this.thinned = el("p", { class: "faint small" });
+    this.scale = el("input", { type: "checkbox", onchange: () => this.build() });
+    this.charts = new Map();
+    this.all = [];
+    this.again = soon(500, signal, () => this.load());
+    this.redraw = soon(100, signal, () => this.set());
   }
-  let due = false;
-  const last = () => Math.max(0, ...[...all.values()].map((s) => s.x.at(-1) + 1));
-  follow(id, last, signal, () => {
-    if (due) return;
-    due = true;
-    setTimeout(async () => {
-      due = false;
-      if (signal.aborted) return;
-      try {
-        const next = new Map((await series(id, signal)).map((s) => [s.name, s]));
-        const same = next.size === all.size && [...next.keys()].every((n) => all.has(n));
-        all = next;
-        if (same) for (const [title, list] of grouped(all)) charts.get(title).chart.set(list);
-        else await load();
-      } catch {
-        // the next point tries again
-      }
-    }, 500);
-  });
+
+  async load() {
+    try {
+      this.all = await series(this.id, this.signal);
+    } catch (error) {
+      if (!isAbort(error)) put(this.node, el("h2", {}, "Curves"), failed(error));
+      return;
+    }
+    const groups = grouped(this.all);
+    const same = this.charts.size && groups.size === this.charts.size && [...groups].every(([title, list]) => this.charts.get(title)?.names === names(list));
+    if (same) this.set();
+    else this.build();
+  }
+
+  // build makes all charts anew.
+  build() {
+    for (const { stop } of this.charts.values()) stop.abort();
+    this.charts.clear();
+    put(this.grid);
+    for (const [title, list] of grouped(this.all)) {
+      const stop = new AbortController();
+      const log = this.scale.checked && list.every((s) => s.y.every((v) => v === null || v > 0));
+      const chart = new Chart(AbortSignal.any([this.signal, stop.signal]), { title: plain(title, 60), legend: list.length > 1, log });
+      this.charts.set(title, { chart, stop, names: names(list) });
+      this.grid.append(chart.node);
+    }
+    put(
+      this.node,
+      el("div", { class: "row" }, el("h2", { class: "grow" }, "Curves"), this.all.length > 0 && el("label", { class: "row" }, this.scale, "logarithmic")),
+      this.all.length ? this.grid : empty("No step has been made yet. Each optim_step adds a point; a client's own numbers come by:", `bin/tinsmith metrics ${this.id} metrics.jsonl --follow`),
+      this.thinned,
+    );
+    this.set();
+  }
+
+  // set gives the charts their points.
+  set() {
+    for (const [title, list] of grouped(this.all)) this.charts.get(title)?.chart.set(list);
+    this.thinned.textContent = this.all.some((s) => s.thinned) ? "There are more steps than a series keeps: older ones are thinned." : "";
+  }
+
+  append(points) {
+    if (extend(this.all, points)) this.redraw();
+    else this.again();
+  }
 }
 
-// drawCycles shows the newest clock cycles as a timeline, and the last of them in words.
-async function drawCycles(node, r, signal) {
+const names = (list) => list.map((s) => s.name).join("\n");
+
+// cyclesCard shows the newest clock cycles as a timeline, and the last of them in words.
+function cyclesCard(id, signal) {
   const operations = 60;
+  const node = el("div", { class: "card" });
   const picture = new Timeline(signal);
   const rows = el("tbody");
   const note = el("p", { class: "faint small" });
@@ -144,7 +191,7 @@ async function drawCycles(node, r, signal) {
   const title = el("h2", {}, "Clock cycles");
   let shown = "";
   const draw = async () => {
-    const list = await cycles(r.run_id, operations, signal);
+    const list = await cycles(id, operations, signal);
     const newest = list.length ? `${list.at(-1).cycle} ${list.at(-1).end}` : "none";
     if (newest === shown) return;
     shown = newest;
@@ -168,18 +215,19 @@ async function drawCycles(node, r, signal) {
         }),
     );
   };
-  const turn = async () => {
+  const load = async () => {
     try {
       await draw();
     } catch (error) {
+      shown = "";
       if (!isAbort(error)) put(node, title, failed(error));
     }
   };
-  if (r.live) await every(3000, signal, turn);
-  else await turn();
+  return { node, load };
 }
 
-async function drawCheckpoints(node, id, signal) {
+function checkpointsCard(id, signal) {
+  const node = el("div", { class: "card" });
   const title = el("h2", {}, "Checkpoints");
   const draw = async () => {
     const { checkpoints } = await get(`api/v1/training_runs/${encodeURIComponent(id)}/checkpoints`, signal);
@@ -238,13 +286,14 @@ async function drawCheckpoints(node, id, signal) {
       ),
     );
   };
-  await every(10000, signal, async () => {
+  const load = async () => {
     try {
       await draw();
     } catch (error) {
       if (!isAbort(error)) put(node, title, failed(error));
     }
-  });
+  };
+  return { node, load };
 }
 
 // sampler lets the run's newest weights go on with a text, and colours the tokens by how likely they were.
