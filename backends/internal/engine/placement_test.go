@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -109,6 +110,19 @@ func TestRanksGatherOnce(t *testing.T) {
 type history struct {
 	floats map[string][]float32
 	tokens map[string][]int32
+	norms  map[string]float64 // of the gradient, the adapter, and the adapter's modules of each kind, after steps
+}
+
+// normed keeps what a step tells.
+func (h *history) normed(step string, metrics map[string]float64) {
+	if h.norms == nil {
+		h.norms = map[string]float64{}
+	}
+	for name, v := range metrics {
+		if strings.HasSuffix(name, "_norm") || strings.HasPrefix(name, plugins.AdapterNormOf("")) {
+			h.norms[step+" "+name] = v
+		}
+	}
 }
 
 // live trains two adapters over a few steps, on operations of several sizes that are sent ahead, and samples from them on the way: alone, in a group, scored, with every setting.
@@ -128,7 +142,7 @@ func live(t testing.TB, e *Engine) history {
 					h.floats[fmt.Sprint("logprobs ", a, s, i, k)] = lp
 				}
 			}
-			d.step()
+			h.normed(fmt.Sprint("step ", a, s), d.step().Metrics)
 			q := ask(fmt.Sprint("q", a, s), d.adapter, randomTokens(random, 5+40*s), 1+s, 12)
 			q.PromptLogprobs, q.TopKPromptLogprobs, q.TopKSampledLogprobs = s%2 == 1, s, 3
 			if s == 2 {
@@ -167,6 +181,9 @@ func live(t testing.TB, e *Engine) history {
 func equalHistories(t testing.TB, a, b history) {
 	t.Helper()
 	equalTensors(t, "floats", a.floats, b.floats)
+	if !maps.Equal(a.norms, b.norms) {
+		t.Fatalf("norms differ:\n%v\n%v", a.norms, b.norms)
+	}
 	if len(a.tokens) == 0 || fmt.Sprint(a.tokens) != fmt.Sprint(b.tokens) {
 		t.Fatalf("samples differ:\n%v\n%v", a.tokens, b.tokens)
 	}
@@ -175,6 +192,10 @@ func equalHistories(t testing.TB, a, b history) {
 // Weights, log-probabilities and samples are those of one device, bit for bit, whatever the number of copies and the cut of the batches.
 func TestCopiesEqualSingle(t *testing.T) {
 	want := live(t, place(t, placement{plugin: "single", section: `{"threads": 1}`}))
+	const steps, kinds = 2 * 4, 8 // of two adapters; seven of a layer, and the head
+	if len(want.norms) != steps*(2+kinds) {
+		t.Fatalf("%d norms of %d steps: %v", len(want.norms), steps, want.norms)
+	}
 	for _, p := range slices.Concat(copies, splits, sharded) {
 		t.Run(p.name, func(t *testing.T) { equalHistories(t, live(t, place(t, p)), want) })
 	}
