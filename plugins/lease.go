@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"sync"
 
@@ -81,32 +80,11 @@ func (l *leases) keep(h holder) error {
 	if err != nil {
 		return err
 	}
-	if err := writeSynced(l.file, text); err != nil {
+	if err := transfer.WriteFile(l.file, text, 0o600); err != nil {
 		return err
 	}
 	l.highest = h
 	return nil
-}
-
-// writeSynced replaces a file whole or not at all.
-func writeSynced(path string, content []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".tmp-")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
-		}
-	}()
-	_, err = f.Write(content)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	return transfer.SyncFolder(filepath.Dir(path))
 }
 
 // take gives the backend to a gateway, with everything new. A former one that still has it loses it at once, and whatever it is doing with it ends. A number that is not above all that came before is refused.

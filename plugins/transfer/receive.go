@@ -111,12 +111,3 @@ func (r *Receiver) Close() error {
 	r.out = nil
 	return err
 }
-
-// SyncFolder makes the names in a directory durable.
-func SyncFolder(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}

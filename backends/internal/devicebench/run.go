@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/tinsmith/tinsmith/plugins/transfer"
 )
 
 // options say what a run does, and where.
@@ -54,7 +56,7 @@ func (o options) run(ctx context.Context) (err error) {
 		return err
 	}
 	var unwritten error
-	keep := func() { unwritten = replace(o.Report, []byte(r.markdown())) }
+	keep := func() { unwritten = transfer.WriteFile(o.Report, []byte(r.markdown()), 0o644) }
 	if keep(); unwritten != nil {
 		return unwritten // before hours are spent
 	}
@@ -113,22 +115,4 @@ func (r *report) step(ctx context.Context, o options, s step, work string, keep 
 	if err != nil && ctx.Err() == nil {
 		r.Results = append(r.Results, result{Shape: s.Workload.Shape.Name, What: s.Kind + ": what follows", Failure: err.Error()})
 	}
-}
-
-// replace writes a file so that there is always a whole one.
-func replace(path string, data []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), ".devicebench-")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }
