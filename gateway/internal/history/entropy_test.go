@@ -2,6 +2,7 @@ package history
 
 import (
 	"encoding/hex"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -96,4 +97,20 @@ func TestEntropyOfOddLogprobs(t *testing.T) {
 			t.Errorf("%s: %+v", name, e)
 		}
 	}
+}
+
+func FuzzDecodeEntropies(f *testing.F) {
+	some := Entropies{Sampled: Entropy{Count: 3, Sum: 2, Rest: 0.5}}
+	f.Add(some.Encode())
+	f.Add([]byte{1, 0, 0})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		e, err := DecodeEntropies(b)
+		if err != nil {
+			return
+		}
+		again, err := DecodeEntropies(e.Encode())
+		if err != nil || fmt.Sprint(again) != fmt.Sprint(e) {
+			t.Errorf("%+v became %+v, %v", e, again, err)
+		}
+	})
 }

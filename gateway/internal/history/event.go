@@ -34,8 +34,7 @@ type Event struct {
 	LearningRate float64 // of a step, as the following; NaN = not known
 	GradientNorm float64
 	Norms        []Value // of the adapter: "adapter_norm" is all of it
-	Sampled      Entropy // of tokens that were sampled of the run's weights since the step before
-	Prompt       Entropy // of tokens of prompts, likewise
+	Entropies            // of tokens that were sampled of the run's weights since the step before, and of prompts
 }
 
 // Policy is how far the policy that is trained is from the one that sampled, over sampled tokens. With r the ratio of their probabilities, k1 is −log r and k3 is r − 1 − log r, whose means over tokens of the
@@ -103,13 +102,8 @@ func (x *Event) write(e *pack.Encoder) {
 			e.Text(v.Name)
 			e.Float(v.Number)
 		}
-		for _, y := range []Entropy{x.Sampled, x.Prompt} {
-			if e.Bool(y.Count > 0); y.Count > 0 {
-				e.Float(y.Count)
-				e.Float(y.Sum)
-				e.Float(y.Rest)
-			}
-		}
+		x.Sampled.write(e)
+		x.Prompt.write(e)
 	}
 }
 
@@ -158,14 +152,8 @@ func (x *Event) read(d *pack.Decoder, form byte) {
 		if form == formNoEntropy {
 			return
 		}
-		for _, y := range []*Entropy{&x.Sampled, &x.Prompt} {
-			if d.Bool() {
-				*y = Entropy{Count: d.Float(), Sum: d.Float(), Rest: d.Float()}
-				if !(y.Count > 0) {
-					d.Fail()
-				}
-			}
-		}
+		x.Sampled.read(d)
+		x.Prompt.read(d)
 	}
 }
 

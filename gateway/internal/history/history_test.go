@@ -127,11 +127,11 @@ func TestAFoldGoesOnWhereItWas(t *testing.T) {
 	events := []*Event{
 		{Kind: Pass, Tokens: 10, Loss: 6, Weight: 3, Begin: 1e9, End: 2e9, Cycle: 1, Queued: 5e8},
 		{Kind: Pass, Tokens: 30, Loss: 2, Weight: 1, Begin: 2e9, End: 3e9, Cycle: 2, Policy: &Policy{Count: 2, Ratio: 3, Greatest: 2, Clipped: 1, Bounded: true, K1: 0.5, K3: 1, Advantage: 1, Surprisal: 3}},
-		{Kind: Step, Number: 1, LearningRate: 0.1, GradientNorm: 2, Norms: []Value{{AdapterNorm, 5}, {AdapterNorm + "/q_proj", 4}}, Sampled: Entropy{Count: 4, Sum: 2, Rest: 1}, Begin: 2e9, End: 3e9, Cycle: 2},
+		{Kind: Step, Number: 1, LearningRate: 0.1, GradientNorm: 2, Norms: []Value{{AdapterNorm, 5}, {AdapterNorm + "/q_proj", 4}}, Entropies: Entropies{Sampled: Entropy{Count: 4, Sum: 2, Rest: 1}}, Begin: 2e9, End: 3e9, Cycle: 2},
 		{Kind: Forward, Tokens: 4, Loss: 8, Weight: 4, End: 4e9},
 		{Kind: Pass, Tokens: 1, Loss: 1, Weight: 1},
 		{Kind: Dropped},
-		{Kind: Step, Number: 7, LearningRate: 0.1, GradientNorm: Unknown, Prompt: Entropy{Count: 1, Sum: 3}, End: 5e9},
+		{Kind: Step, Number: 7, LearningRate: 0.1, GradientNorm: Unknown, Entropies: Entropies{Prompt: Entropy{Count: 1, Sum: 3}}, End: 5e9},
 		{Kind: Pass, Tokens: 1, Loss: 1, Weight: -1},
 		{Kind: Loaded},
 		{Kind: Step, Number: 2, LearningRate: 0.1, GradientNorm: 1, End: 5e9},
@@ -220,7 +220,7 @@ func FuzzRecords(f *testing.F) {
 	h.State = (&Fold{UpTo: 3}).Encode()
 	x := &Event{Kind: Step, Number: 1, Norms: []Value{{AdapterNorm, 1}}}
 	p := &Event{Kind: Pass, Policy: &Policy{Count: 1}}
-	y := &Event{Kind: Step, Number: 2, Sampled: Entropy{Count: 1, Sum: 2, Rest: 3}}
+	y := &Event{Kind: Step, Number: 2, Entropies: Entropies{Sampled: Entropy{Count: 1, Sum: 2, Rest: 3}}}
 	for _, seed := range [][]byte{b.Encode(), h.Encode(), h.State, x.Encode(), p.Encode(), y.Encode(), withoutEntropies[0], withoutEntropies[1], withoutEntropies[2], nil} {
 		f.Add(seed)
 	}

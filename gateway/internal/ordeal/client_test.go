@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -44,9 +45,13 @@ func newCaller(t testing.TB, url string) caller {
 	return caller{t, url, tr, &atomic.Int64{}, 0}
 }
 
-// post sends one request, of a client that takes results in protobuf.
+// post sends one request, of a client that takes results in protobuf; without a body it is a GET.
 func post(client *http.Client, url, contentType string, body []byte) (*http.Response, error) {
-	r, err := http.NewRequest(http.MethodPost, url, bytes.NewReader(body))
+	method := http.MethodPost
+	if body == nil {
+		method = http.MethodGet
+	}
+	r, err := http.NewRequest(method, url, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
@@ -271,9 +276,40 @@ func (c caller) sample(sampler string, n, tokens int) submitted {
 
 // sampleOf asks for a sample after a prompt of its own.
 func (c caller) sampleOf(sampler string, n, tokens int, prompt []int) submitted {
-	return c.submit("/asample", object{"sampling_session_id": sampler, "seq_id": n, "num_samples": 2, "type": "sample",
+	return c.submit("/asample", sampleBody(sampler, n, tokens, prompt))
+}
+
+func sampleBody(sampler string, n, tokens int, prompt []int) object {
+	return object{"sampling_session_id": sampler, "seq_id": n, "num_samples": 2, "type": "sample",
 		"prompt":          object{"chunks": []any{object{"type": "encoded_text", "tokens": prompt}}},
-		"sampling_params": object{"max_tokens": tokens, "seed": 5, "stop": []int{}, "temperature": 1.0, "top_p": 1.0}})
+		"sampling_params": object{"max_tokens": tokens, "seed": 5, "stop": []int{}, "temperature": 1.0, "top_p": 1.0}}
+}
+
+// sampleWithLikeliest asks for a sample with the three likeliest tokens at each place, of the prompt too.
+func (c caller) sampleWithLikeliest(sampler string, n, tokens int) submitted {
+	body := sampleBody(sampler, n, tokens, []int{c.token(11), c.token(502), c.token(77), c.token(1300)})
+	body["topk_sample_logprobs"], body["topk_prompt_logprobs"] = 3, 3
+	return c.submit("/asample", body)
+}
+
+// series gives points of a run: steps and values of some series, in the order of their names.
+func (c caller) series(run string, names ...string) string {
+	c.Helper()
+	_, b, err := c.send("/tinsmith/runs/"+run+"/series?names="+strings.Join(names, ","), "", nil)
+	if err != nil {
+		c.Fatal(err)
+	}
+	type curve struct {
+		Name   string
+		Steps  []int
+		Values []float64
+	}
+	var answer struct{ Series []curve }
+	if err := json.Unmarshal(b, &answer); err != nil {
+		c.Fatal(err)
+	}
+	slices.SortFunc(answer.Series, func(a, b curve) int { return strings.Compare(a.Name, b.Name) })
+	return fmt.Sprint(answer.Series)
 }
 
 // essence is what of a pass's answer must repeat bit by bit: all but the metrics that tell of the time and of neighbours.

@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -61,6 +62,7 @@ func script(c caller, data string) findings {
 	unnamed, _ := a.saveForSampler("", 0).must()
 	frozen := unnamed["sampling_session_id"].(string)
 	sampled("unnamed sampler", c.sample(frozen, 0, 6))
+	sampled("with the likeliest", c.sampleWithLikeliest(frozen, 2, 6))
 	one, two = b.step(1e-2), a.pass(2, 2, 8)
 	three, four := a.pass(3, 1, 30), a.step(5e-3)
 	late := c.sample(frozen, 1, 6)
@@ -84,6 +86,10 @@ func script(c caller, data string) findings {
 	for name, r := range map[string]*trainee{"a": a, "b": b, "resumed": again} {
 		r.save("final-" + name).must()
 		f[name+": weights and optimizer"] = sums(c, filepath.Join(data, "checkpoints", "*", "weights", "final-"+name+"~*"))
+	}
+	f["a: entropies"] = c.series(a.id, "entropy_topk", "entropy_topk_rest", "prompt_entropy_topk", "prompt_entropy_topk_rest")
+	if strings.Count(f["a: entropies"], "[2]") != 4 {
+		c.Errorf("the entropies of the one sample that has the likeliest tokens are %s, wanted at the second step", f["a: entropies"])
 	}
 	if f["unnamed sampler"] != f["unnamed sampler later"] {
 		c.Error("the unnamed sampler moved with its run")

@@ -161,6 +161,7 @@ func (c *Core) runSample(ctx context.Context, j *sampleJob) {
 	result, err := c.sampleUntilDone(callCtx, j)
 	out := Outcome{Sample: result}
 	var batch store.Batch
+	stored := func() {}
 	c.mu.Lock()
 	why := j.why
 	c.clear(m, &j.blame)
@@ -183,9 +184,11 @@ func (c *Core) runSample(ctx context.Context, j *sampleJob) {
 		c.mu.Lock()
 		batch.Add = append(batch.Add, c.spend(j.sampler.Owner, paceSampled, result.sampled())...)
 		c.mu.Unlock()
+		stored = c.sampledOf(j.sampler.RunID, j.future.id, result.entropies(), &batch)
 	}
 	batch.Release = releasedPrompt(j)
 	c.finish(ctx, j.future, &out, 0, batch, func() {
+		stored()
 		c.dismiss(j)
 		m.samples.ended(j)
 		c.pumpSamples(m)
@@ -262,11 +265,7 @@ func (c *Core) sampleOnce(ctx context.Context, j *sampleJob, attempt int) (resul
 	if err := c.sample(ctx, b, m, req, j.req.StopStrings, col.event); err != nil {
 		return nil, err
 	}
-	result, err = col.result()
-	if err == nil {
-		c.sampledOf(j.sampler.RunID, result.entropies())
-	}
-	return result, err
+	return col.result()
 }
 
 // sample calls the backend, cutting sequences where a stop string is complete.

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/history"
+	"github.com/tinsmith/tinsmith/gateway/internal/store"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -67,4 +68,72 @@ func TestEntropiesOfSamples(t *testing.T) {
 	if kinds := w.curve(run, history.AdapterNorm+"/lm_head"); len(kinds) != 5 || !(kinds[4] > 0) {
 		t.Errorf("the norm of one kind of module: %v", kinds)
 	}
+}
+
+// told gives how many sampled positions no step of a run has taken, and of how many records.
+func (w *world) told(run string) (positions float64, records int) {
+	w.t.Helper()
+	w.quiet()
+	records, err := w.store.Count(w.t.Context(), inEntropies, run, store.Range{})
+	w.ok(err)
+	w.Core.mu.Lock()
+	defer w.Core.mu.Unlock()
+	return w.runs[run].untaken.sum.Sampled.Count, records
+}
+
+// Each sample counts once, in the step after it, whatever comes between.
+func TestEntropiesOutliveTheServer(t *testing.T) {
+	w := newWorld(t, nil)
+	session := w.session()
+	run := w.trained(session, 0)
+	sampler := w.good(w.SaveWeightsForSampler(t.Context(), SaveWeightsForSampler{Operation: at(run, 5), SamplerSeq: 0})).SavedSampler.SamplerID
+	seq := int64(0)
+	sample := func(n int) {
+		t.Helper()
+		for range n {
+			req := w.sample(sampler, seq)
+			req.TopKSampledLogprobs = 3
+			w.sampled(req)
+			seq++
+		}
+	}
+	tokens := func(want int) {
+		t.Helper()
+		if got, records := w.told(run); got != float64(10*want) || (records == 0) != (want == 0) || records > joinAt+1 {
+			t.Fatalf("%v tokens in %d records are not taken, wanted those of %d samples", got, records, want)
+		}
+	}
+	sample(3)
+	tokens(3)
+	w.restart()
+	tokens(3)
+	w.restartBackend()
+	sample(2)
+	w.restart()
+	w.restart()
+	tokens(5)
+	w.trainSteps(run, 6, 1)
+	tokens(0)
+	w.restart()
+	tokens(0)
+	if curve := w.points(run, history.TopEntropy); len(curve.Steps) != 1 || curve.Steps[0] != 3 {
+		t.Errorf("the entropy is of %v", curve.Steps)
+	}
+	sample(2*joinAt + 5) // more than there are records
+	tokens(2*joinAt + 5)
+	w.restart()
+	tokens(2*joinAt + 5)
+	target, err := w.Resolve(t.Context(), owner, "tinker://"+run)
+	w.ok(err)
+	w.ok(w.Generate(t.Context(), target, Generation{Owner: owner, Stops: Stops{Given: true}, Request: plugins.SampleRequest{
+		Prompt: []int32{2, 3}, NumSamples: 1, MaxTokens: 10, Temperature: 1, TopP: 1, RepetitionPenalty: 1, TopKSampledLogprobs: 3,
+	}}, func(plugins.SampleEvent) error { return nil }))
+	w.restart()
+	tokens(2*joinAt + 6)
+	w.ok(w.FinishSession(t.Context(), owner, session, "success", ""))
+	w.eventually(func() bool { // of a run that takes no step any more nothing is left
+		n, err := w.store.Count(t.Context(), inEntropies, run, store.Range{})
+		w.ok(err)
+		return n == 0
+	})
 }

@@ -457,10 +457,10 @@ func (c *Core) callStep(ctx context.Context, b Backend, op *operation) (done, er
 	op.future.ran, op.future.boot, got.Execution = got.Execution, b.BootID, plugins.Execution{} // kept with the result, but not part of it
 	metrics, record, stored := c.number(r.model, b.BootID, &op.future.ran, finite(got.Metrics), "clock_cycle")
 	got.Metrics = metrics
-	e := c.takeEntropies(r)
+	batch := store.Batch{Put: record}
 	op.future.event = eventOfStep(&got, op.adam)
-	op.future.event.Sampled, op.future.event.Prompt = e.sampled, e.prompt
-	return done{outcome: Outcome{OptimStep: &got}, batch: store.Batch{Put: record}, then: func() {
+	op.future.event.Entropies = c.takeEntropies(r, &batch)
+	return done{outcome: Outcome{OptimStep: &got}, batch: batch, then: func() {
 		stored()
 		c.stepped(r, op.seq, got, c.cfg.now())
 	}}, nil

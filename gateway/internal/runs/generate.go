@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/history"
 	"github.com/tinsmith/tinsmith/plugins"
 )
 
@@ -127,8 +128,7 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 	if plugins.KindOf(err) == plugins.KindBackendLost {
 		c.awaitEnd(ctx, m, b)
 	}
-	c.countGeneration(ctx, req.Owner, target, n, count)
-	c.sampledOf(target.RunID, count.entropies)
+	c.countGeneration(ctx, req.Owner, target, r.ID, n, count)
 	if err != nil && plugins.KindOf(err) == plugins.KindInvalid {
 		return invalidf("%s", err)
 	}
@@ -164,11 +164,11 @@ type tokenCounter struct {
 	cached    int
 	sampled   int
 	started   bool
-	entropies entropies
+	entropies history.Entropies
 }
 
 func (k *tokenCounter) event(e plugins.SampleEvent) error {
-	k.entropies.event(e)
+	addEntropies(&k.entropies, e)
 	switch {
 	case e.Prompt != nil:
 		k.cached, k.started = e.Prompt.CachedTokens, true

@@ -46,6 +46,8 @@ const (
 	inResponses   = "responses"     // see shelf
 	inSequences   = "sequences"     // likewise; sampled directly
 
+	inEntropies = "entropies" // Parent: the run; see entropy.go
+
 	inHeads   = "series_heads"   // Parent: the run; see series.go
 	inSeries  = "series"         // Parent: the run and the table; Rank: the number of a block
 	inMetrics = "client_metrics" // Key: the run, Parent: the owner; Count: how many values of a client's own the run has

@@ -132,25 +132,25 @@ const (
 // run is a run in memory. The record is what is stored.
 type run struct {
 	runRecord
-	model     *model   // nil if it is not served any more
-	session   *session // nil for copies and imports
-	boot      string   // backend process that has the adapter; "" = none
-	crashes   int      // that cut its rebuild off, one after the other
-	rebuild   *rebuild // while the adapter is on its way into a process; nil = it is there, or has not been made yet
-	points    []*recoveryPoint
-	since     sincePoint
-	writing   bool           // a recovery point is on its way
-	pruning   bool           // recovery points and requests that nothing needs any more are being deleted
-	prunable  bool           // since that began there may be more of them
-	written   *recoveryPoint // it is on disk, and counts when everything up to its place is in the journal
-	live      runStats
-	series    runSeries
-	entropies entropies // of what was sampled since the last step
-	queue     queue
-	pins      map[int64]*snapshot // versions that unnamed samplers use
-	reserved  map[string]bool     // checkpoint paths that saves in flight will make
-	gap       *time.Timer
-	turn      turn
+	model    *model   // nil if it is not served any more
+	session  *session // nil for copies and imports
+	boot     string   // backend process that has the adapter; "" = none
+	crashes  int      // that cut its rebuild off, one after the other
+	rebuild  *rebuild // while the adapter is on its way into a process; nil = it is there, or has not been made yet
+	points   []*recoveryPoint
+	since    sincePoint
+	writing  bool           // a recovery point is on its way
+	pruning  bool           // recovery points and requests that nothing needs any more are being deleted
+	prunable bool           // since that began there may be more of them
+	written  *recoveryPoint // it is on disk, and counts when everything up to its place is in the journal
+	live     runStats
+	series   runSeries
+	untaken  untaken // of what was sampled since the last step
+	queue    queue
+	pins     map[int64]*snapshot // versions that unnamed samplers use
+	reserved map[string]bool     // checkpoint paths that saves in flight will make
+	gap      *time.Timer
+	turn     turn
 }
 
 type runRecord struct {
@@ -472,6 +472,7 @@ func (c *Core) endRun(r *run, state runState, reason string, why *Failure) {
 		if err == nil { // else the store may have it as one that goes on, and the next start ends it again
 			c.logged("recovery points could not be deleted", c.dropPoints(context.WithoutCancel(ctx), r, math.MaxInt64), "run", r.ID)
 		}
+		c.logged("what samples told could not be deleted", c.dropEntropies(context.WithoutCancel(ctx), r), "run", r.ID)
 	})
 }
 

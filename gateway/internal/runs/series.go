@@ -46,7 +46,7 @@ func (t seriesTable) key(runID string) string { return runID + ":" + t.String() 
 
 // seriesOf names everything that the store has of a run's series.
 func seriesOf(runID string) []store.ParentKey {
-	keys := []store.ParentKey{{Collection: inHeads, Parent: runID}}
+	keys := []store.ParentKey{{Collection: inHeads, Parent: runID}, {Collection: inEntropies, Parent: runID}}
 	for t := range tables {
 		keys = append(keys, store.ParentKey{Collection: inSeries, Parent: t.key(runID)})
 	}
@@ -379,5 +379,5 @@ func (c *Core) loadSeries(ctx context.Context) error {
 			}
 		}
 	}
-	return nil
+	return c.loadEntropies(ctx)
 }

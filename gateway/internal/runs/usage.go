@@ -129,8 +129,8 @@ func (c *Core) samplingUsage(owner, session, project, baseModel string, prompt, 
 	return list
 }
 
-// countGeneration stores what a direct request used, also of one that was broken off.
-func (c *Core) countGeneration(ctx context.Context, owner string, t Target, prompt int, k tokenCounter) {
+// countGeneration stores what a direct request used and told, also of one that was broken off. id is of no other.
+func (c *Core) countGeneration(ctx context.Context, owner string, t Target, id string, prompt int, k tokenCounter) {
 	if !k.started {
 		return
 	}
@@ -144,9 +144,15 @@ func (c *Core) countGeneration(ctx context.Context, owner string, t Target, prom
 	adds := c.samplingUsage(owner, session, project, t.ServedModel, prompt, k.cached, k.sampled)
 	adds = append(adds, spent...)
 	adds = append(adds, c.oneMore(owner, t.ServedModel, UsageRequest))
-	c.logged("usage could not be stored", c.cfg.Store.Commit(context.WithoutCancel(ctx), store.Batch{Add: adds}))
+	batch := store.Batch{Add: adds}
+	stored := c.sampledOf(t.RunID, id, k.entropies, &batch)
+	err := c.cfg.Store.Commit(context.WithoutCancel(ctx), batch)
+	c.logged("usage could not be stored", err)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if err == nil {
+		stored()
+	}
 	c.used(owner)
 }
 
