@@ -34,13 +34,14 @@ type blame struct {
 	job     *sampleJob
 	key     func() string // of a direct request, else nil: equal for equal ones
 	what    string        // for the log
-	boot    string        // process that has it or had it last
+	slot    *slot         // where it was last; nil = nowhere yet
+	boot    string        // process there that has it or had it
 	order   int64         // of being given first
 	crashes int           // of processes that had it
 	verdict *Error        // set: it is not run again
 }
 
-// inquest finds out which work crashes the backend of one model. mu of the core guards it.
+// inquest finds out which work crashes one backend. mu of the core guards it.
 type inquest struct {
 	busy     map[*blame]bool // with a process, or with one whose crash was not noticed yet
 	suspects map[*blame]bool // not acquitted, not convicted
@@ -88,31 +89,33 @@ func (q *inquest) wake() {
 }
 
 // give notes that a process has a piece of work. mu is held.
-func (q *inquest) give(b *blame, boot string) {
+func (s *slot) give(b *blame, boot string) {
+	q := &s.inquest
 	if b.order == 0 {
 		q.given++
 		b.order = q.given
 	}
-	b.boot = boot
+	b.slot, b.boot = s, boot
 	q.busy[b] = true
 }
 
 // take waits for the turn of a piece of work and notes that the process has it. Its verdict, if there is one, is the error. ctx must end with the core.
-func (c *Core) take(ctx context.Context, m *model, b *blame, boot string) error {
+func (c *Core) take(ctx context.Context, on Backend, b *blame) error {
+	s := on.slot
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for {
 		if b.verdict != nil {
 			return b.verdict
 		}
-		if now, ok := m.current(); !ok || now.BootID != boot {
+		if now, ok := s.current(); !ok || now.BootID != on.BootID {
 			return errReplaced
 		}
-		if m.inquest.mayRun(b) {
-			m.inquest.give(b, boot)
+		if s.inquest.mayRun(b) {
+			s.give(b, on.BootID)
 			return nil
 		}
-		if err := c.awaitTurn(ctx, &m.inquest); err != nil {
+		if err := c.awaitTurn(ctx, &s.inquest); err != nil {
 			return err
 		}
 	}
@@ -132,22 +135,23 @@ func (c *Core) awaitTurn(ctx context.Context, q *inquest) error {
 }
 
 // gave notes that a piece of work is not with the process any more, and with what error it came back. When the process is gone it waits for backendEnded. mu is held.
-func (c *Core) gave(m *model, b *blame, err error) {
-	if plugins.KindOf(err) == plugins.KindBackendLost {
+func (c *Core) gave(b *blame, err error) {
+	if b.slot == nil || plugins.KindOf(err) == plugins.KindBackendLost {
 		return
 	}
-	delete(m.inquest.busy, b)
-	c.proceed(m)
+	delete(b.slot.inquest.busy, b)
+	c.proceed(b.slot)
 }
 
 // clear ends all suspicion of a piece of work: it is finished in one way or another. mu is held.
-func (c *Core) clear(m *model, b *blame) {
-	if m == nil {
+func (c *Core) clear(b *blame) {
+	s := b.slot
+	if s == nil { // it was nowhere, and nobody has charged it
 		return
 	}
-	q := &m.inquest
+	q := &s.inquest
 	if q.suspects[b] && b.verdict == nil {
-		c.log.Info("a suspect is finished", "model", m.Name, "work", b.what)
+		c.log.Info("a suspect is finished", "backend", s.name, "work", b.what)
 	}
 	delete(q.busy, b)
 	delete(q.suspects, b)
@@ -156,20 +160,21 @@ func (c *Core) clear(m *model, b *blame) {
 		c.keepCharges(key, b.charges)
 	}
 	b.crashes = 0
-	c.proceed(m)
+	c.proceed(s)
 }
 
 // worked notes that something succeeded: the backend is well without the work that was convicted. mu is held.
-func (c *Core) worked(m *model) {
-	if m.inquest.verdicts > 0 && c.cfg.Explained != nil {
-		c.cfg.Explained(m.Name)
+func (c *Core) worked(s *slot) {
+	if s.inquest.verdicts > 0 && c.cfg.Explained != nil {
+		c.cfg.Explained(s.name)
 	}
-	m.inquest.verdicts = 0
+	s.inquest.verdicts = 0
 }
 
 // crashed draws the conclusions from the end of a process. mu is held.
-func (c *Core) crashed(m *model, b Backend) {
-	q := &m.inquest
+func (c *Core) crashed(b Backend) {
+	s := b.slot
+	q := &s.inquest
 	var had []*blame
 	apart := true // nothing else was with the process
 	for w := range q.busy {
@@ -184,7 +189,7 @@ func (c *Core) crashed(m *model, b Backend) {
 		}
 		delete(q.busy, w)
 	}
-	if m.known.BootID == b.BootID {
+	if s.known.BootID == b.BootID {
 		clear(q.trial)
 		q.wake() // for the next process
 	}
@@ -199,7 +204,7 @@ func (c *Core) crashed(m *model, b Backend) {
 			c.keepCharges(key, w.charges)
 		}
 	}
-	c.rebuildsCrashed(m, b)
+	c.rebuildsCrashed(b)
 	switch {
 	case len(had) == 0:
 	case len(q.suspects) > 0 && len(had) > 1: // only they ran
@@ -210,9 +215,9 @@ func (c *Core) crashed(m *model, b Backend) {
 		}
 		clear(q.suspects)
 		q.suspect(had, 1)
-		c.log.Warn("the backend crashed while suspects ran in a group; they run one by one", "model", m.Name, "suspects", len(had))
-	case len(had) == 1 && had[0].crashes >= suspectAfter && (len(q.suspects) > 0 || apart && !c.rebuilding(m)):
-		c.convict(m, had[0], b.reason(nil))
+		c.log.Warn("the backend crashed while suspects ran in a group; they run one by one", "backend", s.name, "suspects", len(had))
+	case len(had) == 1 && had[0].crashes >= suspectAfter && (len(q.suspects) > 0 || apart && !c.rebuilding(s)):
+		c.convict(s, had[0], b.reason(nil))
 	case len(q.suspects) == 0:
 		had = slices.DeleteFunc(had, func(w *blame) bool { return w.crashes < suspectAfter })
 		size := 1
@@ -221,7 +226,7 @@ func (c *Core) crashed(m *model, b Backend) {
 		}
 		q.suspect(had, size)
 		if len(had) > 0 {
-			c.log.Warn("the backend crashed again with the same work; that runs apart from everything else until it is known what is at fault", "model", m.Name, "suspects", len(had), "at_a_time", size)
+			c.log.Warn("the backend crashed again with the same work; that runs apart from everything else until it is known what is at fault", "backend", s.name, "suspects", len(had), "at_a_time", size)
 		}
 	}
 }
@@ -236,26 +241,26 @@ func (q *inquest) suspect(work []*blame, size int) {
 }
 
 // convict decides that a piece of work crashes its backend. mu is held.
-func (c *Core) convict(m *model, w *blame, reason string) {
-	q := &m.inquest
-	w.verdict = refusef(KindBackend, "it crashes the backend of %s: the process ended %d times while it ran, the last time while nothing else did, so it is not run again; the last end: %s", m.Name, w.crashes, reason)
+func (c *Core) convict(s *slot, w *blame, reason string) {
+	q := &s.inquest
+	w.verdict = refusef(KindBackend, "it crashes the backend of %s: the process ended %d times while it ran, the last time while nothing else did, so it is not run again; the last end: %s", s.name, w.crashes, reason)
 	delete(q.suspects, w)
-	c.believe(m)
+	c.believe(s)
 	q.remember(w, c.cfg.now())
-	c.log.Error("an operation crashes the backend and is failed", "model", m.Name, "work", w.what, "crashes", w.crashes, "error", w.verdict)
+	c.log.Error("an operation crashes the backend and is failed", "backend", s.name, "work", w.what, "crashes", w.crashes, "error", w.verdict)
 }
 
 // believe counts a verdict and tells of it. mu is held.
-func (c *Core) believe(m *model) {
-	if m.inquest.verdicts++; m.inquest.verdicts <= verdictsBelieved && c.cfg.Explained != nil {
-		c.cfg.Explained(m.Name)
+func (c *Core) believe(s *slot) {
+	if s.inquest.verdicts++; s.inquest.verdicts <= verdictsBelieved && c.cfg.Explained != nil {
+		c.cfg.Explained(s.name)
 	}
 }
 
-// rebuilding tells whether any run of a model is on its way into a process. mu is held.
-func (c *Core) rebuilding(m *model) bool {
+// rebuilding tells whether any run is on its way into a backend's process. mu is held.
+func (c *Core) rebuilding(s *slot) bool {
 	for _, r := range c.runs {
-		if r.model == m && r.rebuild != nil && r.usable() {
+		if r.home == s && r.rebuild != nil && r.usable() {
 			return true
 		}
 	}
@@ -263,28 +268,28 @@ func (c *Core) rebuilding(m *model) bool {
 }
 
 // proceed lets the next suspects run when everything is quiet, and everybody when none is left. mu is held.
-func (c *Core) proceed(m *model) {
-	q := &m.inquest
-	if c.closing {
+func (c *Core) proceed(s *slot) {
+	if s == nil || c.closing {
 		return
 	}
-	c.proceedRebuilds(m)
+	q := &s.inquest
+	c.proceedRebuilds(s)
 	if !q.open || q.rebuild != nil {
 		return
 	}
 	if len(q.suspects) == 0 {
 		q.open = false
 		q.wake()
-		c.log.Info("no suspects are left; everything runs again", "model", m.Name)
+		c.log.Info("no suspects are left; everything runs again", "backend", s.name)
 		for r := range inOrder(c.runs) {
-			if r.model == m && r.usable() {
+			if r.home == s && r.usable() {
 				c.pump(r)
 			}
 		}
-		c.pumpSamples(m)
+		c.pumpSamples(s.model)
 		return
 	}
-	if len(q.trial) > 0 || len(q.busy) > 0 || !m.running || c.rebuilding(m) {
+	if len(q.trial) > 0 || len(q.busy) > 0 || !s.running || c.rebuilding(s) {
 		return
 	}
 	var next []*blame
@@ -295,7 +300,7 @@ func (c *Core) proceed(m *model) {
 				continue
 			}
 			w = &ready[0].blame // what stands before a suspect runs before it
-			w.op = ready[0]
+			w.op, w.slot = ready[0], s
 			q.suspects[w] = true
 		}
 		if !slices.Contains(next, w) {
@@ -340,19 +345,21 @@ func (q *inquest) forget(w *blame) {
 
 // accuse gives a direct request what is known of equal ones before it. mu is held.
 func (c *Core) accuse(m *model, w *blame) {
-	q := &m.inquest
-	if len(q.requests) == 0 {
-		return
+	for _, s := range m.slots {
+		if len(s.inquest.requests) == 0 {
+			continue
+		}
+		r := s.inquest.requests[w.key()]
+		if r == nil || c.cfg.now().Sub(r.at) > rememberedFor || r.crashes < w.crashes {
+			continue
+		}
+		w.crashes, w.verdict, w.slot = r.crashes, r.verdict, s
 	}
-	r := q.requests[w.key()]
-	if r == nil || c.cfg.now().Sub(r.at) > rememberedFor {
-		return
-	}
-	w.crashes, w.verdict = r.crashes, r.verdict
 	if w.verdict == nil && w.crashes >= suspectAfter {
+		q := &w.slot.inquest
 		q.given++
 		w.order = q.given
 		q.suspect([]*blame{w}, 1)
-		c.proceed(m)
+		c.proceed(w.slot)
 	}
 }

@@ -23,13 +23,15 @@ type Backend struct {
 	Reason func() string     // after Lost: why, with the end of its stderr
 	// Outside tells after Lost whether somebody else ended the process, so that its end says nothing about the work that it had; nil = never.
 	Outside func() bool
+
+	slot *slot // whose process it is
 }
 
 // Backends gives the backends of the served models. The supervisor satisfies it.
 type Backends interface {
-	// Backend waits until the model's backend is ready, or ctx ends. An error other than ctx's means that it has failed for good; its text has the
+	// Backend waits until a backend is ready, or ctx ends. It is named as in Model.Backends, or as its model, if that has only one. An error other than ctx's means that it has failed for good; its text has the
 	// reason and the end of the process's stderr.
-	Backend(ctx context.Context, model string) (Backend, error)
+	Backend(ctx context.Context, name string) (Backend, error)
 }
 
 // StopMatcher recognises stop strings in the tokens of one sequence.
@@ -47,6 +49,7 @@ type Model struct {
 	ExportNames      string   // "peft" or "tinker": names of the output head's tensors in saved adapters; "" = "peft"
 	EndTokens        []int32  // the model's own end tokens: what stops a sample that names no stops
 	MaxContextLength int      // prompt plus generated tokens; 0 = what the backend says once it is loaded
+	Backends         []string // names of its backends, where it has several; empty: one, which is named as the model
 	// NewStopMatcher makes the recogniser of stop strings for one sequence; nil where the model has no tokenizer: then stop strings are refused.
 	NewStopMatcher func(stops []string) StopMatcher
 }
@@ -64,8 +67,10 @@ type Config struct {
 	Failed func(model string) error
 	// Idle says why the backend of a model does nothing for now, "" if it works; nil = it always does.
 	Idle func(model string) string
-	// Explained is told when the crashes of a model's process had a cause that does not come again: work that is not run any more, and without which others have succeeded. It must return at once; nil = nobody is told.
-	Explained func(model string)
+	// Explained is told when the crashes of a backend's process had a cause that does not come again: work that is not run any more, and without which others have succeeded. It must return at once; nil = nobody is told.
+	Explained func(backend string)
+	// Status is what a backend has reported last, the zero Status if nothing; nil = nothing is known. It must not wait.
+	Status func(backend string) plugins.Status
 
 	SessionExpiry    time.Duration // of silence; four times as long for one with samples only that are not finished, never for one with other work; 300 s
 	GapWait          time.Duration // how long a missing seq_id is waited for; 2 s
@@ -85,12 +90,12 @@ type Config struct {
 	MaxSequenceBytes int64         // per owner: sequences of direct sampling that are kept to be trained on, for SamplesKept; beyond it the oldest go; 1 GiB
 	MaxQueuedSamples int           // per owner: samples accepted and not finished; 20,000
 	MaxQueuedBytes   int64         // over all owners: prompts of samples that are not finished; 256 MiB, and an equal part of it for each owner who comes when they are taken
-	MaxRunningSample int           // requests per model given to the backend at a time, samples and direct ones apart; up to twice as many where owners who have few come late; 256
+	MaxRunningSample int           // requests per backend given to the backend at a time, samples and direct ones apart; up to twice as many where owners who have few come late; 256
 	MaxQueuedOps     int           // per run: operations accepted and not finished; 4,096
 	MaxPassBytes     int64         // over all runs: data of passes that are not finished and held in memory; what is more is read from the journal when its turn comes; 1 GiB
 	MaxHotSnapshots  int           // per run: versions pinned in the backend for unnamed samplers; older ones go to disk; 2
 	MaxUnnamedBytes  int64         // per owner: files of unnamed samplers; beyond it those go that were unused for longest. 0 = no bound
-	MaxFrozen        int           // per model: saved adapters loaded in the backend for sampling at a time; 32
+	MaxFrozen        int           // per backend: saved adapters loaded in the backend for sampling at a time; 32
 	PointEvery       time.Duration // a run's state is written for its recovery when its last writing is that long ago; 60 s
 	PointOperations  int           // or that many operations; 50
 	RebuildPatience  time.Duration // how long the rebuild of a run is tried again that fails for a reason that may pass, before the run is given up; 5 min
@@ -219,6 +224,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 	c.resume(pending, histories, known)
 	c.erase() // what an earlier process did not come to
 	c.start(c.sweepUntilClosed)
+	c.watchPools()
 	c.mu.Unlock()
 	return c, nil
 }

@@ -79,7 +79,7 @@ func (c *Core) chargeRebuilds(known map[string]charges) {
 			c.loseRun(r, x.Verdict)
 		case rebuilds && r != nil && r.usable() && r.model != nil:
 			r.crashes = x.Crashes
-			r.model.inquest.rebuilds = r.model.inquest.rebuilds || r.crashes >= suspectAfter
+			r.home.inquest.rebuilds = r.home.inquest.rebuilds || r.crashes >= suspectAfter
 		case rebuilds || c.futures[key] == nil:
 			c.keepCharges(key, func() charges { return charges{} })
 		}
@@ -87,8 +87,11 @@ func (c *Core) chargeRebuilds(known map[string]charges) {
 }
 
 // charge gives a piece of work its charges under an earlier process. It tells whether it is suspected. mu is held.
-func (q *inquest) charge(b *blame, x charges) bool {
-	b.crashes = x.Crashes
+func (s *slot) charge(b *blame, x charges) bool {
+	q := &s.inquest
+	if b.crashes = x.Crashes; b.crashes > 0 {
+		b.slot = s // so that it is cleared there, and runs nowhere else
+	}
 	if x.Verdict != "" {
 		b.verdict = refusef(KindBackend, "%s", x.Verdict)
 	}
@@ -113,11 +116,12 @@ func (b *blame) storedAs() string {
 }
 
 // rebuildsCrashed counts the end of a process against the rebuilds that it cut off, and gives up the one that ran alone. mu is held.
-func (c *Core) rebuildsCrashed(m *model, b Backend) {
-	q := &m.inquest
+func (c *Core) rebuildsCrashed(b Backend) {
+	s := b.slot
+	q := &s.inquest
 	var guilty *run
 	for r := range inOrder(c.runs) {
-		if r.model != m || r.rebuild == nil || r.rebuild.boot != b.BootID || !r.usable() {
+		if r.home != s || r.rebuild == nil || r.rebuild.boot != b.BootID || !r.usable() {
 			continue
 		}
 		r.rebuild.boot = ""
@@ -129,7 +133,7 @@ func (c *Core) rebuildsCrashed(m *model, b Backend) {
 		c.keepCharges(rebuildKey+r.ID, func() charges { return charges{Crashes: r.crashes} })
 		if r.crashes >= suspectAfter && !q.rebuilds {
 			q.rebuilds = true
-			c.log.Warn("the backend crashed again while runs were rebuilt; they are rebuilt one by one", "model", m.Name)
+			c.log.Warn("the backend crashed again while runs were rebuilt; they are rebuilt one by one", "backend", s.name)
 		}
 	}
 	if guilty == nil {
@@ -139,10 +143,10 @@ func (c *Core) rebuildsCrashed(m *model, b Backend) {
 	if n := guilty.rebuild.cutOff; n != 0 {
 		what = "operation " + guilty.ID + ":" + itoa(n) + " ran again"
 	}
-	why := fmt.Sprintf("its rebuild crashes the backend of %s: the process ended %d times during it, the last time while nothing else ran and %s, so it is not tried again; the last end: %s", m.Name, guilty.crashes, what, b.reason(nil))
+	why := fmt.Sprintf("its rebuild crashes the backend of %s: the process ended %d times during it, the last time while nothing else ran and %s, so it is not tried again; the last end: %s", s.name, guilty.crashes, what, b.reason(nil))
 	verdict := charges{guilty.crashes, why}
 	c.keepCharges(rebuildKey+guilty.ID, func() charges { return verdict })
-	c.believe(m)
+	c.believe(s)
 	c.loseRun(guilty, why)
 }
 
@@ -154,8 +158,8 @@ func (op *operation) cutOff() {
 }
 
 // proceedRebuilds chooses the next run to be rebuilt while nothing else runs. mu is held.
-func (c *Core) proceedRebuilds(m *model) {
-	q := &m.inquest
+func (c *Core) proceedRebuilds(s *slot) {
+	q := &s.inquest
 	if !q.rebuilds {
 		return
 	}
@@ -167,7 +171,7 @@ func (c *Core) proceedRebuilds(m *model) {
 		var next *run
 		for r := range inOrder(c.runs) {
 			switch {
-			case r.model != m || r.rebuild == nil || !r.usable():
+			case r.home != s || r.rebuild == nil || !r.usable():
 			case r.crashes < suspectAfter:
 				return // it comes first
 			case next == nil || r.ID < next.ID:
@@ -190,10 +194,10 @@ func (c *Core) awaitRebuildTurn(ctx context.Context, r *run, b Backend) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for r.rebuild != nil && r.usable() {
-		if now, ok := r.model.current(); !ok || now.BootID != b.BootID {
+		if now, ok := r.home.current(); !ok || now.BootID != b.BootID {
 			return errReplaced
 		}
-		q := &r.model.inquest
+		q := &r.home.inquest
 		if q.rebuild == r && len(q.busy) == 0 || q.rebuild == nil && r.crashes < suspectAfter {
 			if r.rebuild.boot != b.BootID { // else it has ended, and only that is not known yet
 				r.rebuild.boot, r.rebuild.cutOff = b.BootID, 0

@@ -98,8 +98,8 @@ func (c *Core) queueSample(j *sampleJob) {
 // pumpSamples gives the backend what it may have. mu is held.
 func (c *Core) pumpSamples(m *model) {
 	q := &m.samples
-	for !c.closing && !m.inquest.open {
-		j := q.pop(c.cfg.MaxRunningSample, c.share)
+	for !c.closing && m.open() {
+		j := q.pop(c.places(m), c.share)
 		if j == nil {
 			return
 		}
@@ -164,9 +164,10 @@ func (c *Core) runSample(ctx context.Context, j *sampleJob) {
 	stored := func() {}
 	c.mu.Lock()
 	why := j.why
-	c.clear(m, &j.blame)
+	on := j.blame.slot
+	c.clear(&j.blame)
 	if err == nil {
-		c.worked(m)
+		c.worked(on)
 	}
 	c.mu.Unlock()
 	switch {
@@ -231,25 +232,20 @@ func (c *Core) movedToDisk(j *sampleJob, err error) bool {
 
 func (c *Core) sampleOnce(ctx context.Context, j *sampleJob, attempt int) (result *SampleResult, err error) {
 	m := j.sampler.model
-	b, err := c.backend(ctx, m)
+	b, src, err := c.place(ctx, m, func() (source, error) { return c.samplerSource(j.sampler) }, &j.req.SampleRequest, &j.blame)
 	if err != nil {
 		return nil, err
 	}
-	c.mu.Lock()
-	src, err := c.samplerSource(j.sampler)
-	c.mu.Unlock()
-	if err != nil {
-		return nil, err
-	}
-	if err := c.take(ctx, m, &j.blame, b.BootID); err != nil {
+	defer c.leave(b, j.req.NumSamples)
+	if err := c.take(ctx, b, &j.blame); err != nil {
 		return nil, err
 	}
 	defer func() {
 		c.mu.Lock()
-		c.gave(m, &j.blame, err)
+		c.gave(&j.blame, err)
 		c.mu.Unlock()
 	}()
-	adapter, version, release, err := c.acquire(ctx, m, b, src)
+	adapter, version, release, err := c.acquire(ctx, b, src)
 	if err != nil {
 		return nil, err
 	}
@@ -449,10 +445,10 @@ func (c *Core) resumeSample(f *future, rec store.Record, known charges) {
 		f.model = s.model
 		j := &sampleJob{sampler: s, future: f, req: req, bytes: req.promptBytes()}
 		c.admit(j)
-		if j.blame.job = j; s.model.inquest.charge(&j.blame, known) && j.why == nil {
+		if j.blame.job = j; s.model.slots[0].charge(&j.blame, known) && j.why == nil {
 			s.model.samples.begin(j)
 			c.beginSample(j)
-			c.proceed(s.model)
+			c.proceed(j.blame.slot)
 			return
 		}
 		c.queueSample(j)

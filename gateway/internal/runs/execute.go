@@ -87,9 +87,10 @@ func (c *Core) execute(ctx context.Context, op *operation) {
 		op.future.kept = op.kind == OpOptimStep && plugins.NoRoom(err)
 	}
 	c.mu.Lock()
-	c.gave(op.run.model, &op.blame, nil) // it is decided, though not yet in the journal
+	on := op.blame.slot
+	c.gave(&op.blame, nil) // it is decided, though not yet in the journal
 	if done.outcome.Failure == nil {
-		c.worked(op.run.model)
+		c.worked(on)
 	}
 	c.mu.Unlock()
 	c.finish(ctx, op.future, &done.outcome, op.position, done.batch, func() {
@@ -116,7 +117,7 @@ func (c *Core) execute(ctx context.Context, op *operation) {
 func (c *Core) holder(r *run) (Backend, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	b, ok := r.model.current()
+	b, ok := r.home.current()
 	return b, ok && r.boot != "" && b.BootID == r.boot
 }
 
@@ -162,9 +163,9 @@ var errRunEnded = errors.New("the run has ended")
 func (c *Core) create(ctx context.Context, op *operation) (done, error) {
 	r := op.run
 	for attempt := 0; ; attempt++ {
-		b, err := c.backend(ctx, r.model)
+		b, err := c.awaitHome(ctx, r, &op.blame)
 		if err == nil {
-			if err = c.take(ctx, r.model, &op.blame, b.BootID); err == nil {
+			if err = c.take(ctx, b, &op.blame); err == nil {
 				c.mu.Lock()
 				ended := !r.usable()
 				c.mu.Unlock()
@@ -174,11 +175,14 @@ func (c *Core) create(ctx context.Context, op *operation) (done, error) {
 					_, err = c.createIn(ctx, b, op)
 				}
 				c.mu.Lock()
-				c.gave(r.model, &op.blame, err)
+				c.gave(&op.blame, err)
 				c.mu.Unlock()
 			}
 			if err == nil {
 				return c.created(op, b), nil
+			}
+			if plugins.NoRoom(err) && c.tryElsewhere(r) {
+				continue
 			}
 			if lost(err) && attempt < 10 {
 				if err := pause(ctx, attempt); err != nil {
@@ -238,7 +242,7 @@ func (c *Core) createIn(ctx context.Context, b Backend, op *operation) (plugins.
 			return plugins.AdapterInfo{}, err
 		}
 		dir := unsettledName(op.dir)
-		info, err := b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.ID, Path: c.file(dir), Scope: scopeOf(op.create.WithOptimizer)})
+		info, err := b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.adapter, Path: c.file(dir), Scope: scopeOf(op.create.WithOptimizer)})
 		return info, c.ofCheckpoint(err, op.create.Path, dir)
 	}
 	return b.CreateAdapter(ctx, r.fresh())
@@ -246,7 +250,7 @@ func (c *Core) createIn(ctx context.Context, b Backend, op *operation) (plugins.
 
 // fresh asks for the run's adapter as it was at first.
 func (r *run) fresh() plugins.CreateAdapterRequest {
-	return plugins.CreateAdapterRequest{Adapter: r.ID, Config: plugins.AdapterConfig{
+	return plugins.CreateAdapterRequest{Adapter: r.adapter, Config: plugins.AdapterConfig{
 		Rank: r.LoRA.Rank, Seed: *r.LoRA.Seed, TrainAttention: r.LoRA.TrainAttn, TrainMLP: r.LoRA.TrainMLP, TrainUnembed: r.LoRA.TrainUnembed,
 	}}
 }
@@ -271,19 +275,21 @@ func (c *Core) created(op *operation, b Backend) done {
 	}
 	d.then = func() {
 		if r.State != stateCreating { // ended meanwhile
+			adapter := r.adapter
 			c.start(func(ctx context.Context) {
-				if err := b.DeleteAdapter(ctx, r.ID); err != nil && !lost(err) {
+				if err := b.DeleteAdapter(ctx, adapter); err != nil && !lost(err) {
 					c.logged("adapter could not be deleted", err, "run", r.ID)
 				}
 			})
 			return
 		}
-		r.State, r.boot, r.Architecture, r.live.weightsAt = stateLive, b.BootID, b.Model.Architecture, c.cfg.now()
+		r.State, r.Architecture, r.live.weightsAt, r.full = stateLive, b.Model.Architecture, c.cfg.now(), nil
+		c.moveIn(r, b)
 		r.ModelHash, r.Arithmetic = b.Model.ModelHash, b.Model.Arithmetic
 		if first != nil {
 			r.points = append(r.points, first)
 		}
-		if now, ok := r.model.current(); !ok || now.BootID != b.BootID {
+		if now, ok := r.home.current(); !ok || now.BootID != b.BootID {
 			c.interrupt(r, b.reason(nil))
 		}
 		c.start(func(ctx context.Context) {
@@ -343,7 +349,7 @@ func (c *Core) callLoad(ctx context.Context, b Backend, op *operation) (done, er
 	if keepErr != nil {
 		dir = op.load.Dir // the position is given away and must be filled: there is nothing to be loaded at this place either
 	}
-	info, err := b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.ID, Position: op.position, Path: c.file(dir), Scope: scopeOf(op.load.WithOptimizer)})
+	info, err := b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.adapter, Position: op.position, Path: c.file(dir), Scope: scopeOf(op.load.WithOptimizer)})
 	if keepErr != nil && !lost(err) {
 		err = keepErr // what the backend says of files that are not there is not the reason
 	}
@@ -404,7 +410,7 @@ func (c *Core) callPass(ctx context.Context, b Backend, op *operation) (done, er
 		pass = &forwardBackward{}
 	}
 	req := pass.ForwardBackwardRequest
-	req.Adapter, req.Position, req.Share = r.ID, op.position, c.share(r.Owner)
+	req.Adapter, req.Position, req.Share = r.adapter, op.position, c.shareOf(r)
 	req.ForwardOnly = req.ForwardOnly || op.scoreOnly
 	got, callErr := b.ForwardBackward(ctx, req)
 	if err == nil {
@@ -417,7 +423,7 @@ func (c *Core) callPass(ctx context.Context, b Backend, op *operation) (done, er
 		return done{}, fmt.Errorf("the backend answered %d datums for %d", len(got.Logprobs), len(req.Data))
 	}
 	op.future.ran, op.future.boot, got.Execution = got.Execution, b.BootID, plugins.Execution{} // kept with the result, but not part of it
-	metrics, record, stored := c.number(r.model, b.BootID, &op.future.ran, finite(got.Metrics), "clock_cycle:unique")
+	metrics, record, stored := c.number(b, &op.future.ran, finite(got.Metrics), "clock_cycle:unique")
 	got.Metrics = metrics
 	tokens := pass.tokens()
 	op.future.event = eventOfPass(&req, &got, tokens)
@@ -450,12 +456,12 @@ func finite(metrics map[string]float64) map[string]float64 {
 
 func (c *Core) callStep(ctx context.Context, b Backend, op *operation) (done, error) {
 	r := op.run
-	got, err := b.OptimStep(ctx, plugins.OptimStepRequest{Adapter: r.ID, Position: op.position, Adam: *op.adam})
+	got, err := b.OptimStep(ctx, plugins.OptimStepRequest{Adapter: r.adapter, Position: op.position, Adam: *op.adam})
 	if err != nil {
 		return done{}, err
 	}
 	op.future.ran, op.future.boot, got.Execution = got.Execution, b.BootID, plugins.Execution{} // kept with the result, but not part of it
-	metrics, record, stored := c.number(r.model, b.BootID, &op.future.ran, finite(got.Metrics), "clock_cycle")
+	metrics, record, stored := c.number(b, &op.future.ran, finite(got.Metrics), "clock_cycle")
 	got.Metrics = metrics
 	batch := store.Batch{Put: record}
 	op.future.event = eventOfStep(&got, op.adam)

@@ -180,11 +180,11 @@ func (c *Core) saveFor(ctx context.Context, m *model, src source, path, names st
 		if err := notNow(c.cfg.Store.Room(0)); err != nil {
 			return plugins.SaveAdapterResult{}, err
 		}
-		b, err := c.backend(ctx, m)
+		b, _, err := c.place(ctx, m, func() (source, error) { return src, nil }, &plugins.SampleRequest{}, &blame{})
 		if err != nil {
 			return plugins.SaveAdapterResult{}, err
 		}
-		adapter, version, release, err := c.acquire(ctx, m, b, src)
+		adapter, version, release, err := c.acquire(ctx, b, src)
 		if err == nil {
 			var saved plugins.SaveAdapterResult
 			saved, err = b.SaveAdapter(ctx, plugins.SaveAdapterRequest{
@@ -195,7 +195,7 @@ func (c *Core) saveFor(ctx context.Context, m *model, src source, path, names st
 				return saved, nil
 			}
 			if plugins.KindOf(err) == plugins.KindBackendLost {
-				c.awaitEnd(ctx, m, b)
+				c.awaitEnd(ctx, b)
 			}
 		}
 		if !lost(err) {

@@ -44,7 +44,7 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 		c.mu.Unlock()
 		return err
 	}
-	if !m.generating.begin(req.Owner, c.cfg.MaxRunningSample, c.share) {
+	if !m.generating.begin(req.Owner, c.places(m), c.share) {
 		n, own := m.generating.total, m.generating.owners[req.Owner]
 		c.mu.Unlock()
 		return refusef(KindBusy, "%s generates for %d requests already, %d of them yours; repeat a little later", m.Name, n, own)
@@ -77,7 +77,7 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 		}
 	}()
 
-	if _, err := c.backend(ctx, m); err != nil {
+	if _, err := c.anyBackend(ctx, m); err != nil {
 		return err
 	}
 	vocab, limit := c.limits(m)
@@ -105,15 +105,15 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 	c.mu.Lock()
 	c.accuse(m, &w)
 	c.mu.Unlock()
-	b, adapter, version, release, err := c.acquireNow(ctx, m, &w, target.source)
+	b, adapter, version, release, err := c.acquireNow(ctx, m, &w, target.source, &r)
 	defer func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if err == nil {
-			m.inquest.forget(&w)
-			c.worked(m)
+			b.slot.inquest.forget(&w)
+			c.worked(b.slot)
 		}
-		c.clear(m, &w)
+		c.clear(&w)
 	}()
 	if err != nil {
 		return err
@@ -126,7 +126,7 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 	count := tokenCounter{emit: emit}
 	err = c.sampleCut(ctx, b, m, r, stops, count.event)
 	if plugins.KindOf(err) == plugins.KindBackendLost {
-		c.awaitEnd(ctx, m, b)
+		c.awaitEnd(ctx, b)
 	}
 	c.countGeneration(ctx, req.Owner, target, r.ID, n, count)
 	if err != nil && plugins.KindOf(err) == plugins.KindInvalid {
@@ -136,20 +136,23 @@ func (c *Core) Generate(ctx context.Context, target Target, req Generation, emit
 }
 
 // acquireNow waits for the turn of a request and makes a source usable in the process that runs; while processes are replaced it waits.
-func (c *Core) acquireNow(ctx context.Context, m *model, w *blame, src source) (b Backend, adapter string, version int64, release func(), err error) {
+func (c *Core) acquireNow(ctx context.Context, m *model, w *blame, src source, req *plugins.SampleRequest) (b Backend, adapter string, version int64, release func(), err error) {
 	for attempt := 0; ; attempt++ {
-		if b, err = c.backend(ctx, m); err != nil {
+		if b, _, err = c.place(ctx, m, func() (source, error) { return src, nil }, req, w); err != nil {
 			return b, "", 0, nil, err
 		}
-		if err = c.take(ctx, m, w, b.BootID); err == nil {
-			adapter, version, release, err = c.acquire(ctx, m, b, src)
+		if err = c.take(ctx, b, w); err == nil {
+			adapter, version, release, err = c.acquire(ctx, b, src)
 		}
-		if err != nil {
-			c.mu.Lock()
-			c.gave(m, w, err)
-			c.mu.Unlock()
+		if err == nil {
+			free := release
+			return b, adapter, version, func() { free(); c.leave(b, req.NumSamples) }, nil
 		}
-		if err == nil || !lost(err) {
+		c.mu.Lock()
+		c.gave(w, err)
+		c.mu.Unlock()
+		c.leave(b, req.NumSamples)
+		if !lost(err) {
 			return b, adapter, version, release, err
 		}
 		if err := pause(ctx, attempt); err != nil {
@@ -179,7 +182,7 @@ func (k *tokenCounter) event(e plugins.SampleEvent) error {
 }
 
 // awaitEnd waits until the core has taken note of the end of a process, so that it knows what the process had.
-func (c *Core) awaitEnd(ctx context.Context, m *model, b Backend) {
+func (c *Core) awaitEnd(ctx context.Context, b Backend) {
 	if b.Lost == nil {
 		return
 	}
@@ -190,8 +193,8 @@ func (c *Core) awaitEnd(ctx context.Context, m *model, b Backend) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if now, ok := m.current(); ok && now.BootID == b.BootID {
-		c.backendEnded(m, b)
+	if now, ok := b.slot.current(); ok && now.BootID == b.BootID {
+		c.backendEnded(b)
 	}
 }
 

@@ -76,7 +76,7 @@ func (c *Core) Import(ctx context.Context, req Import) (training, sampler Checkp
 	if err := firstError(notNow(c.cfg.Store.Room(2*2*size)), c.refuses(m)); err != nil {
 		return fail(err)
 	}
-	b, err := c.backend(ctx, m)
+	b, err := c.anyBackend(ctx, m)
 	if err != nil {
 		return fail(err)
 	}

@@ -39,77 +39,81 @@ type ServedModel struct {
 // model is a served base model in memory. mu of the core guards it.
 type model struct {
 	Model
-	known      Backend // the last process that was seen
-	running    bool    // and it was not seen to end
-	frozen     map[string]*frozen
-	loads      int64 // makes adapter ids of frozen ones unique
+	slots      []*slot       // its backends, at least one
+	changed    chan struct{} // closed and replaced when one of them is there, is gone, or is drained
 	samples    sampleQueue
 	generating generations
-	inquest    inquest
 	cycles     cycleCount
+	shares     shares
+	moves      moves
 }
 
 func newModel(m Model) *model {
-	return &model{Model: m, frozen: map[string]*frozen{}, samples: newSampleQueue(), generating: newGenerations(), inquest: newInquest(), cycles: cycleCount{before: map[string]int64{}}}
-}
-
-// current is the process that runs, as far as is known.
-func (m *model) current() (Backend, bool) {
-	if m == nil {
-		return Backend{}, false
+	out := &model{Model: m, changed: make(chan struct{}), samples: newSampleQueue(), generating: newGenerations()}
+	names := m.Backends
+	if len(names) == 0 {
+		names = []string{m.Name}
 	}
-	return m.known, m.running
+	for i, name := range names {
+		out.slots = append(out.slots, &slot{model: out, name: name, index: i, frozen: map[string]*frozen{}, inquest: newInquest()})
+	}
+	out.cycles = newCycleCount(len(names))
+	return out
 }
 
-// backend waits for a model's process and takes note of it.
-func (c *Core) backend(ctx context.Context, m *model) (Backend, error) {
-	b, err := c.cfg.Backends.Backend(ctx, m.Name)
+// backend waits for the process of one of a model's backends and takes note of it.
+func (c *Core) backend(ctx context.Context, s *slot) (Backend, error) {
+	b, err := c.cfg.Backends.Backend(ctx, s.name)
 	if err != nil {
 		if ctx.Err() != nil {
 			return Backend{}, ctx.Err()
 		}
-		if err := c.failed(m); err != nil {
+		if err := c.failed(s.model); err != nil {
 			return Backend{}, err
 		}
-		return Backend{}, refusef(KindBackend, "the backend of %s has failed: %s", m.Name, err)
+		return Backend{}, refusef(KindBackend, "the backend of %s has failed: %s", s.name, err)
 	}
+	b.slot = s
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if m.running && m.known.BootID == b.BootID {
+	if s.running && s.known.BootID == b.BootID {
 		return b, nil
 	}
-	if m.running {
-		c.backendEnded(m, m.known)
+	if s.running {
+		c.backendEnded(s.known)
 	}
-	m.known, m.running = b, true
+	s.known, s.running = b, true
 	if b.Lost != nil {
 		c.start(func(ctx context.Context) {
 			select {
 			case <-b.Lost:
 				c.mu.Lock()
-				c.backendEnded(m, b)
+				c.backendEnded(b)
 				c.mu.Unlock()
 			case <-ctx.Done():
 			}
 		})
 	}
-	c.proceed(m)
+	c.proceed(s)
+	c.joined(s)
 	return b, nil
 }
 
-// backendEnded takes note that a process is gone, and has the adapters that were in it rebuilt in the next one. mu is held.
-func (c *Core) backendEnded(m *model, b Backend) {
-	if m.known.BootID == b.BootID {
-		m.running = false
-		m.frozen = map[string]*frozen{}
+// backendEnded takes note that a process is gone, and has the adapters that were in it rebuilt in another one. mu is held.
+func (c *Core) backendEnded(b Backend) {
+	s := b.slot
+	if s.known.BootID == b.BootID {
+		s.running = false
+		s.frozen = map[string]*frozen{}
 	}
-	c.crashed(m, b)
+	c.crashed(b)
+	s.model.wake()
 	for r := range inOrder(c.runs) {
-		if r.model == m && r.boot == b.BootID {
+		if r.home == s && r.boot == b.BootID {
 			c.interrupt(r, b.reason(nil))
 		}
 	}
-	c.proceed(m)
+	c.proceed(s)
 }
 
 // unknownModel says what there is.
@@ -128,9 +132,12 @@ func (c *Core) limits(m *model) (vocab, length int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	length = m.MaxContextLength
-	if m.known.Backend != nil {
-		vocab = m.known.Model.VocabSize
-		if n := m.known.Model.MaxContextLength; length == 0 || n > 0 && n < length {
+	for _, s := range m.slots {
+		if s.known.Backend == nil {
+			continue
+		}
+		vocab = s.known.Model.VocabSize
+		if n := s.known.Model.MaxContextLength; length == 0 || n > 0 && n < length {
 			length = n
 		}
 	}
@@ -152,7 +159,7 @@ func (c *Core) ModelInfo(ctx context.Context, name string) (plugins.ModelInfo, e
 	if m == nil {
 		return plugins.ModelInfo{}, notFoundf("model %s is not served here", quote(name))
 	}
-	b, err := c.backend(ctx, m)
+	b, err := c.anyBackend(ctx, m)
 	return b.Model, err
 }
 

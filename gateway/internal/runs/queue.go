@@ -210,11 +210,15 @@ func (c *Core) refused(r *run, seq int64) {
 
 // pump gives the backend what it may have: in order, a bounded number and size ahead, creations, loads and the end alone. mu is held.
 func (c *Core) pump(r *run) {
-	if r.model != nil {
-		defer c.proceed(r.model)
+	if r.home != nil {
+		defer func() { c.proceed(r.home) }()
 	}
 	q := &r.queue
 	for len(q.ready) > 0 && !c.closing && !q.alone && q.skipping == 0 {
+		if r.moving != nil && !r.writing && r.rebuild == nil {
+			c.continueMove(r)
+			return
+		}
 		op := q.ready[0]
 		if r.State == stateLive && r.boot == "" && r.rebuild == nil {
 			c.interrupt(r, "its backend was not there")
@@ -231,7 +235,7 @@ func (c *Core) pump(r *run) {
 		}
 		op.blame.op = op
 		if op.fault == nil {
-			if !r.model.inquest.mayRun(&op.blame) {
+			if !r.home.inquest.mayRun(&op.blame) {
 				return
 			}
 			if alone && q.ahead > 0 || op.load != nil && q.completing > 0 || q.ahead >= plugins.MaxAhead || q.ahead > 0 && q.aheadBytes+op.bytes > plugins.MaxAheadBytes {
@@ -290,7 +294,7 @@ func (c *Core) pump(r *run) {
 			op.blame.what = op.future.id
 		}
 		if op.create == nil { // a creation finds its process itself
-			r.model.inquest.give(&op.blame, r.boot)
+			r.home.give(&op.blame, r.boot)
 		}
 		c.start(func(ctx context.Context) { c.execute(ctx, op) })
 	}
@@ -339,7 +343,7 @@ func (c *Core) left(op *operation, wasAhead bool) {
 	q.unfinished--
 	delete(q.pending, op.seq)
 	c.saveEnded(op)
-	c.clear(op.run.model, &op.blame)
+	c.clear(&op.blame)
 	if op.pass != nil {
 		q.buffered -= op.bytes
 		c.passBytes -= op.bytes
@@ -367,7 +371,7 @@ func (c *Core) cameBack(op *operation) {
 		delete(op.run.reserved, op.save.Path)
 	}
 	if op.internal() {
-		c.clear(op.run.model, &op.blame)
+		c.clear(&op.blame)
 	}
 	c.startRebuild(op.run)
 }

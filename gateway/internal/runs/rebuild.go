@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -34,6 +35,7 @@ type rebuild struct {
 	pause    time.Duration // before the next attempt
 	unsuited error         // why the backend cannot have the run as it is now, see unsuited
 	computed bool          // some state was computed again
+	moves    time.Time     // since when, if it was moved without need
 	told     time.Time     // when its progress was logged last
 }
 
@@ -94,12 +96,16 @@ func (c *Core) interrupt(r *run, reason string) {
 	if !r.usable() || r.State == stateCreating {
 		return // a creation tries by itself
 	}
-	r.boot = ""
+	r.boot, r.stay = "", nil
 	for _, s := range r.pins {
 		s.hot = false
 	}
 	if r.rebuild == nil {
-		c.log.Warn("a run is rebuilt", "run", r.ID, "reason", reason)
+		level := slog.LevelWarn
+		if r.moving != nil {
+			level = slog.LevelDebug // it was told that it moves
+		}
+		c.log.Log(context.Background(), level, "a run is rebuilt", "run", r.ID, "reason", reason)
 		r.rebuild = &rebuild{reason: reason, since: c.cfg.now(), done: make(chan struct{})}
 		c.changedRebuild(r)
 	}
@@ -113,6 +119,7 @@ func (c *Core) interrupt(r *run, reason string) {
 
 // startRebuild begins the work once nothing of the run is with the old process any more, all that is finished is in the journal, and nothing is being deleted from it. mu is held.
 func (c *Core) startRebuild(r *run) {
+	c.continueMove(r)
 	if b := r.rebuild; b != nil && !b.loaded && !b.going && !r.pruning && r.queue.ahead == 0 && r.queue.completing == 0 {
 		b.going = true
 		c.start(func(ctx context.Context) { c.rebuild(ctx, r) })
@@ -132,7 +139,7 @@ func (c *Core) giveBack(op *operation, reason string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := op.run
-	c.gave(r.model, &op.blame, err)
+	c.gave(&op.blame, err)
 	if !r.usable() {
 		c.cameBack(op)
 		if !op.internal() {
@@ -155,7 +162,7 @@ func (c *Core) rebuild(ctx context.Context, r *run) {
 		if c.awaitAttempt(ctx, r) != nil {
 			return
 		}
-		b, err := c.backend(ctx, r.model)
+		b, err := c.awaitHome(ctx, r, nil)
 		if ctx.Err() != nil {
 			return
 		}
@@ -176,11 +183,12 @@ func (c *Core) rebuild(ctx context.Context, r *run) {
 		if ctx.Err() != nil {
 			return
 		}
+		left := "" // its adapter's id there, if it goes elsewhere
 		c.mu.Lock()
 		switch {
 		case !r.usable():
 		case err == nil:
-			if now, ok := r.model.current(); ok && now.BootID == b.BootID {
+			if now, ok := r.home.current(); ok && now.BootID == b.BootID {
 				c.queuePast(r, b, p)
 				c.mu.Unlock()
 				return
@@ -190,6 +198,9 @@ func (c *Core) rebuild(ctx context.Context, r *run) {
 			c.endRun(r, stateEnded, "it was unloaded", &Failure{Message: "the model was unloaded", Category: CategoryUser})
 		case lost(err):
 			r.rebuild.again(attempt, longestForProcess)
+		case plugins.NoRoom(err) && r.rebuild != nil && c.elsewhere(r):
+			left = r.adapter
+			c.findHome(r, false)
 		case c.tryAgain(r, err):
 		case plugins.NoRoom(err) && r.rebuild != nil:
 			r.rebuild.unsuited = unsuited(err)
@@ -197,10 +208,10 @@ func (c *Core) rebuild(ctx context.Context, r *run) {
 			c.loseRun(r, "it cannot be rebuilt: "+err.Error())
 		}
 		needed := r.usable() && (r.rebuild == nil || r.rebuild.unsuited == nil)
-		usable := r.usable()
+		usable, adapter := r.usable(), cmp.Or(left, r.adapter)
 		c.mu.Unlock()
-		if !needed { // it has ended while no process was known to have it, or a part of it takes room that it cannot use
-			if err := b.DeleteAdapter(ctx, r.ID); err != nil && !lost(err) {
+		if !needed || left != "" { // it has ended while no process was known to have it, or a part of it takes room that it cannot use
+			if err := b.DeleteAdapter(ctx, adapter); err != nil && !lost(err) {
 				c.logged("adapter could not be deleted", err, "run", r.ID)
 			}
 		}
@@ -247,7 +258,7 @@ func (c *Core) tryAgain(r *run, err error) bool {
 		if b.failures++; b.failures == 1 {
 			b.failing = now
 		}
-		enough := k == plugins.KindCapacity || r.model.inquest.rebuild == r || now.Sub(b.failing) >= c.cfg.RebuildPatience
+		enough := k == plugins.KindCapacity || r.home.inquest.rebuild == r || now.Sub(b.failing) >= c.cfg.RebuildPatience
 		if b.failures >= minRebuilds && enough {
 			return false
 		}
@@ -290,7 +301,7 @@ func (c *Core) postpone(r *run, err error) {
 		}
 		c.complete(op, failureOf(err))
 	}
-	c.proceed(r.model)
+	c.proceed(r.home)
 }
 
 // restoreBase makes the adapter as it was before the planned operations.
@@ -299,14 +310,14 @@ func (c *Core) restoreBase(ctx context.Context, b Backend, r *run, p *plan) erro
 		return refusef(KindInvalid, "the weights of %s are not those that it was trained on (SHA-256 %.12s, now %.12s)", r.ServedModel, r.ModelHash, b.Model.ModelHash)
 	}
 	// An attempt that was broken off may have left it there.
-	if err := b.DeleteAdapter(ctx, r.ID); err != nil {
+	if err := b.DeleteAdapter(ctx, r.adapter); err != nil {
 		return err
 	}
 	base := p.base
 	if base == nil || base.OnTop {
 		var err error
 		if p.first != nil { // an import may have a shape that no adapter is created with
-			_, err = b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.ID, Path: c.file(p.first.Dir), Scope: plugins.ScopeWeights, Version: p.first.Version})
+			_, err = b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.adapter, Path: c.file(p.first.Dir), Scope: plugins.ScopeWeights, Version: p.first.Version})
 		} else {
 			_, err = b.CreateAdapter(ctx, r.fresh())
 		}
@@ -314,7 +325,7 @@ func (c *Core) restoreBase(ctx context.Context, b Backend, r *run, p *plan) erro
 			return err
 		}
 	}
-	req := plugins.LoadAdapterRequest{Adapter: r.ID, Path: c.file(base.Dir), Scope: p.scope, Version: base.Version}
+	req := plugins.LoadAdapterRequest{Adapter: r.adapter, Path: c.file(base.Dir), Scope: p.scope, Version: base.Version}
 	if base.OnTop {
 		req.Position, p.position = 1, 1
 	}
@@ -347,7 +358,7 @@ func (c *Core) queuePast(r *run, b Backend, p *plan) {
 	if p.failed != nil {
 		q.failed = p.failed
 	}
-	r.boot = b.BootID
+	c.moveIn(r, b)
 	r.since = sincePoint{at: c.cfg.now(), operations: p.past}
 	r.rebuild.going, r.rebuild.loaded, r.rebuild.left, r.rebuild.count, r.rebuild.running = false, true, p.past, p.past, 0
 	r.rebuild.computed = p.computes
@@ -381,10 +392,13 @@ func (c *Core) caughtUp(r *run) {
 
 // rebuilt ends a rebuild that went well. mu is held.
 func (c *Core) rebuilt(r *run) {
-	b, _ := r.model.current()
+	b, _ := r.home.current()
 	c.log.Info("a run was rebuilt", "run", r.ID, "operations", r.rebuild.count, "seconds", c.cfg.now().Sub(r.rebuild.since).Seconds())
 	if why := r.underAnother(b); r.rebuild.computed && why != "" {
 		c.inexact(r, why)
+	}
+	if r.homes > 0 && r.Arithmetic != "" && r.Arithmetic != b.Model.Arithmetic {
+		c.inexact(r, "it goes on in the backend "+b.slot.name+", which computes under the arithmetic "+b.Model.Arithmetic+", before under "+r.Arithmetic)
 	}
 	if r.Arithmetic != b.Model.Arithmetic {
 		r.Arithmetic = b.Model.Arithmetic
@@ -396,10 +410,11 @@ func (c *Core) rebuilt(r *run) {
 		r.crashes = 0
 		c.keepCharges(rebuildKey+r.ID, func() charges { return charges{Crashes: r.crashes} })
 	}
+	c.arrivedHome(r)
 	r.settled()
 	c.changedRebuild(r)
 	c.cool(r)
-	c.proceed(r.model)
+	c.proceed(r.home)
 	c.start(func(ctx context.Context) { c.prune(ctx, r) })
 }
 

@@ -136,7 +136,7 @@ func TestManyUnnamedSaves(t *testing.T) {
 			t.Errorf("sampler %d: got %s, want %s", i, got, want[i])
 		}
 	}
-	w.eventually(func() bool { return len(w.models[0].frozen) <= 3 })
+	w.eventually(func() bool { return len(w.models[0].slots[0].frozen) <= 3 })
 	if list, n, err := w.Checkpoints(ctx, owner, Page{}, nil); err != nil || n != 0 || len(list) != 0 {
 		t.Errorf("unnamed saves are listed: %v, %v", list, err)
 	}

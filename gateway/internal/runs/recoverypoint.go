@@ -117,7 +117,7 @@ func (c *Core) duePoint(op *operation) *operation {
 		r.since.at = r.CreatedAt
 	}
 	early := r.since.operations < c.cfg.PointOperations && now.Sub(r.since.at) < c.cfg.PointEvery
-	if early || r.writing || r.rebuild != nil || c.disk.busy {
+	if early || r.writing || r.rebuild != nil || r.moving != nil || c.disk.busy {
 		return nil
 	}
 	p := &recoveryPoint{RunID: r.ID, Seq: op.seq, Scope: scope, CreatedAt: now.UTC(), Dir: filepath.Join("recovery", r.ID, itoa(op.seq)+"~"+c.newID("", "", "")[:8])}
@@ -135,14 +135,14 @@ func (c *Core) takePoint(ctx context.Context, b Backend, op *operation) {
 	var err error
 	if p.Scope == plugins.ScopeOptimizer {
 		var got plugins.PinResult
-		got, err = b.Pin(ctx, plugins.PinRequest{Adapter: r.ID, Position: op.position, Name: pin})
+		got, err = b.Pin(ctx, plugins.PinRequest{Adapter: r.adapter, Position: op.position, Name: pin})
 		p.Version = got.Version
 	} else {
 		if dirErr := makeDirs(filepath.Dir(c.file(p.Dir))); dirErr != nil {
 			c.log.Error("the folder of a recovery point could not be made", "run", r.ID, "error", dirErr)
 		}
 		var got plugins.SaveAdapterResult
-		got, err = b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: r.ID, Position: op.position, Scope: p.Scope, Path: c.file(unsettledName(p.Dir)), Metadata: c.ofPoint(r, p)})
+		got, err = b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: r.adapter, Position: op.position, Scope: p.Scope, Path: c.file(unsettledName(p.Dir)), Metadata: c.ofPoint(r, p)})
 		p.Version = got.Version
 	}
 	if ctx.Err() != nil {
@@ -173,7 +173,7 @@ func (c *Core) takePoint(ctx context.Context, b Backend, op *operation) {
 func (c *Core) writePoint(ctx context.Context, b Backend, r *run, p *recoveryPoint, pin string) {
 	err := makeDirs(filepath.Dir(c.file(p.Dir)))
 	if err == nil {
-		_, err = b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: r.ID, Version: p.Version, Scope: p.Scope, Path: c.file(unsettledName(p.Dir)), Metadata: c.ofPoint(r, p)})
+		_, err = b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: r.adapter, Version: p.Version, Scope: p.Scope, Path: c.file(unsettledName(p.Dir)), Metadata: c.ofPoint(r, p)})
 	}
 	if err != nil {
 		c.discard(p.Dir)
@@ -189,9 +189,10 @@ func (c *Core) writePoint(ctx context.Context, b Backend, r *run, p *recoveryPoi
 		}
 		return
 	}
-	c.unpin(b, r.ID, pin)
+	c.unpin(b, r.adapter, pin)
 	if err != nil {
 		r.writing = false
+		c.continueMove(r)
 		return
 	}
 	c.setWritten(r, p)
@@ -220,6 +221,7 @@ func (c *Core) keepWritten(r *run) {
 	r.written = nil
 	if p.void || !r.usable() {
 		r.writing = false
+		c.continueMove(r)
 		c.start(func(context.Context) { c.discard(p.Dir) })
 		return
 	}
@@ -232,6 +234,7 @@ func (c *Core) keepWritten(r *run) {
 		r.points = append(r.points, p)
 		r.writing = false
 		usable := r.usable()
+		c.continueMove(r)
 		c.mu.Unlock()
 		if !usable {
 			c.logged("recovery points could not be deleted", c.dropPoints(context.WithoutCancel(ctx), r, math.MaxInt64), "run", r.ID)

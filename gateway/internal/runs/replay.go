@@ -223,7 +223,7 @@ func (c *Core) replay(ctx context.Context, b Backend, op *operation) error {
 			return journalError(err)
 		}
 		req := pass.ForwardBackwardRequest
-		req.Adapter, req.Position, req.Share = r.ID, op.position, c.share(r.Owner)
+		req.Adapter, req.Position, req.Share = r.adapter, op.position, c.shareOf(r)
 		got, err := b.ForwardBackward(ctx, req)
 		if err != nil {
 			return err
@@ -233,7 +233,7 @@ func (c *Core) replay(ctx context.Context, b Backend, op *operation) error {
 		r.live.passed(op.seq, got.Metrics)
 		return nil
 	case op.adam != nil:
-		got, err := b.OptimStep(ctx, plugins.OptimStepRequest{Adapter: r.ID, Position: op.position, Adam: *op.adam})
+		got, err := b.OptimStep(ctx, plugins.OptimStepRequest{Adapter: r.adapter, Position: op.position, Adam: *op.adam})
 		if err != nil {
 			return err
 		}
@@ -252,7 +252,7 @@ func (c *Core) replay(ctx context.Context, b Backend, op *operation) error {
 		return nil
 	case op.past.load != nil:
 		p := op.past.load
-		got, err := b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.ID, Position: op.position, Path: c.file(p.Dir), Scope: p.Scope, Version: p.Version})
+		got, err := b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.adapter, Position: op.position, Path: c.file(p.Dir), Scope: p.Scope, Version: p.Version})
 		if err != nil {
 			return err
 		}
@@ -262,7 +262,7 @@ func (c *Core) replay(ctx context.Context, b Backend, op *operation) error {
 		c.markImport(r, p.Import)
 		return nil
 	case op.past.pin != nil:
-		got, err := b.Pin(ctx, plugins.PinRequest{Adapter: r.ID, Position: op.position, Name: op.save.SamplerID, WeightsOnly: true})
+		got, err := b.Pin(ctx, plugins.PinRequest{Adapter: r.adapter, Position: op.position, Name: op.save.SamplerID, WeightsOnly: true})
 		if err != nil {
 			return err
 		}
@@ -308,7 +308,7 @@ func (c *Core) replayed(ctx context.Context, op *operation, b Backend, err error
 	}
 	if again { // what waits in the backend for this operation must come back; this one holds up the next attempt until then
 		c.mu.Unlock()
-		if err := b.DeleteAdapter(ctx, r.ID); err != nil && !lost(err) {
+		if err := b.DeleteAdapter(ctx, r.adapter); err != nil && !lost(err) {
 			c.logged("adapter could not be deleted", err, "run", r.ID)
 		}
 		c.mu.Lock()

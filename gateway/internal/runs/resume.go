@@ -179,6 +179,11 @@ func (c *Core) readHistories(ctx context.Context) (map[*run]runHistory, error) {
 // resume goes on with what was accepted by an earlier process. mu is held.
 func (c *Core) resume(pending []store.Record, histories map[*run]runHistory, known map[string]charges) {
 	byRun := map[*run][]*operation{}
+	for r := range inOrder(c.runs) {
+		if r.usable() {
+			c.settleIn(r)
+		}
+	}
 	for _, rec := range pending {
 		var head operationRecord
 		if err := json.Unmarshal(rec.Value, &head); err != nil {
@@ -202,8 +207,8 @@ func (c *Core) resume(pending []store.Record, histories map[*run]runHistory, kno
 		r.queue.pending[rec.Rank] = true
 		f.model = r.model
 		op := revive(r, f, rec, head)
-		if op.blame.op, op.blame.what = op, f.id; r.model != nil {
-			r.model.inquest.charge(&op.blame, known[f.id])
+		if op.blame.op, op.blame.what = op, f.id; r.home != nil {
+			r.home.charge(&op.blame, known[f.id])
 		}
 		byRun[r] = append(byRun[r], op)
 	}

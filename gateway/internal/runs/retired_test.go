@@ -16,7 +16,7 @@ func (w *world) held() string {
 	m := w.models[0]
 	return fmt.Sprintf("%d sessions, %d runs, %d samplers, %d checkpoints, %d futures, %d owners and %d bytes with samples, %d bytes of passes, %d queues, %d waiting, %d running, %d busy, %d suspects, %d frozen",
 		len(w.sessions), len(w.runs), len(w.samplers), len(w.checkpoints), len(w.futures), len(w.owners), w.promptBytes, w.passBytes, len(m.samples.owners), len(m.samples.waiting), m.samples.running,
-		len(m.inquest.busy), len(m.inquest.suspects), len(m.frozen))
+		len(m.slots[0].inquest.busy), len(m.slots[0].inquest.suspects), len(m.slots[0].frozen))
 }
 
 // quiet waits until nothing of ended sessions goes on, and sweeps.

@@ -132,25 +132,32 @@ const (
 // run is a run in memory. The record is what is stored.
 type run struct {
 	runRecord
-	model    *model   // nil if it is not served any more
-	session  *session // nil for copies and imports
-	boot     string   // backend process that has the adapter; "" = none
-	crashes  int      // that cut its rebuild off, one after the other
-	rebuild  *rebuild // while the adapter is on its way into a process; nil = it is there, or has not been made yet
-	points   []*recoveryPoint
-	since    sincePoint
-	writing  bool           // a recovery point is on its way
-	pruning  bool           // recovery points and requests that nothing needs any more are being deleted
-	prunable bool           // since that began there may be more of them
-	written  *recoveryPoint // it is on disk, and counts when everything up to its place is in the journal
-	live     runStats
-	series   runSeries
-	untaken  untaken // of what was sampled since the last step
-	queue    queue
-	pins     map[int64]*snapshot // versions that unnamed samplers use
-	reserved map[string]bool     // checkpoint paths that saves in flight will make
-	gap      *time.Timer
-	turn     turn
+	model     *model         // nil if it is not served any more
+	session   *session       // nil for copies and imports
+	home      *slot          // the backend that has the adapter, or is to have it; nil as model
+	adapter   string         // its id there
+	boot      string         // process there that has the adapter; "" = none
+	stay      *stay          // who uses it there; nil where the model has one backend
+	homes     int            // how often it has got another one
+	moving    *move          // to another backend, once nothing of it is with its home
+	moved     time.Time      // when it got its home, if not at first
+	full      map[*slot]bool // backends that had no room for it when it was to be rebuilt or made there last
+	crashes   int            // that cut its rebuild off, one after the other
+	rebuild   *rebuild       // while the adapter is on its way into a process; nil = it is there, or has not been made yet
+	points    []*recoveryPoint
+	since     sincePoint
+	writing   bool           // a recovery point is on its way
+	pruning   bool           // recovery points and requests that nothing needs any more are being deleted
+	prunable  bool           // since that began there may be more of them
+	written   *recoveryPoint // it is on disk, and counts when everything up to its place is in the journal
+	live      runStats
+	series    runSeries
+	untaken   untaken // of what was sampled since the last step
+	queue     queue
+	pins      map[int64]*snapshot // versions that unnamed samplers use
+	reserved  map[string]bool     // checkpoint paths that saves in flight will make
+	gap       *time.Timer
+	turn      turn
 }
 
 type runRecord struct {
@@ -340,6 +347,7 @@ func (c *Core) submitCreation(ctx context.Context, modelSeq int64, rec runRecord
 	}
 	r := c.newRun(rec)
 	r.model, r.session = c.byName[rec.ServedModel], s
+	c.settleIn(r)
 	texts := r.part()
 	if err := c.mayHold(r.Owner, 0, r.size()); err != nil {
 		c.mu.Unlock()
@@ -462,9 +470,8 @@ func (c *Core) endRun(r *run, state runState, reason string, why *Failure) {
 	}
 	r.settled()
 	c.changed(r, changedRun)
-	if r.model != nil {
-		c.proceed(r.model)
-	}
+	r.moving = nil
+	c.proceed(r.home)
 	c.start(func(ctx context.Context) {
 		err := c.writeRun(context.WithoutCancel(ctx), r)
 		c.logged("run could not be stored", err, "run", r.ID)
@@ -479,13 +486,13 @@ func (c *Core) endRun(r *run, state runState, reason string, why *Failure) {
 // deleteAdapter frees an adapter if the process that has it, or may be making it, still runs. The making of one ends with it.
 func (c *Core) deleteAdapter(ctx context.Context, r *run, making bool) error {
 	c.mu.Lock()
-	b, ok := r.model.current()
-	boot := r.boot
+	b, ok := r.home.current()
+	boot, adapter := r.boot, r.adapter
 	c.mu.Unlock()
 	if !ok || b.BootID != boot && !making {
 		return nil
 	}
-	if err := b.DeleteAdapter(ctx, r.ID); err != nil && !lost(err) {
+	if err := b.DeleteAdapter(ctx, adapter); err != nil && !lost(err) {
 		return fmt.Errorf("delete adapter: %w", err)
 	}
 	return nil

@@ -257,7 +257,7 @@ func (c *Core) submitNumbered(ctx context.Context, s *sampler, req Sample, hash 
 	}
 	vocab, limit := c.limits(s.model)
 	if vocab == 0 { // else it is accepted also while the process is being replaced
-		if _, err := c.backend(ctx, s.model); err != nil {
+		if _, err := c.anyBackend(ctx, s.model); err != nil {
 			return SubmittedSample{}, err
 		}
 		vocab, limit = c.limits(s.model)

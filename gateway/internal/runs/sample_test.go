@@ -343,7 +343,7 @@ func TestProvenance(t *testing.T) {
 	w.wrap = func(b plugins.Backend) plugins.Backend { return watchPass{b, &rec.req} }
 	w.mu.Unlock()
 	w.Core.mu.Lock()
-	w.models[0].known.Backend = watchPass{w.models[0].known.Backend, &rec.req}
+	w.models[0].slots[0].known.Backend = watchPass{w.models[0].slots[0].known.Backend, &rec.req}
 	w.Core.mu.Unlock()
 	id := w.baseSampler(session, 0)
 	s, err := w.Sample(ctx, w.sample(id, 0))

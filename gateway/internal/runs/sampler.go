@@ -268,8 +268,8 @@ func (c *Core) endSampler(s *sampler, why *Failure) {
 	}
 	if snap != nil && snap.run != nil {
 		delete(snap.run.pins, snap.version)
-		if b, ok := s.model.current(); ok && snap.hot && b.BootID == snap.run.boot {
-			c.unpin(b, snap.run.ID, snap.pin)
+		if b, ok := snap.run.home.current(); ok && snap.hot && b.BootID == snap.run.boot {
+			c.unpin(b, snap.run.adapter, snap.pin)
 		}
 		snap.hot, snap.lost = false, "its sampling session has ended"
 	}

@@ -47,6 +47,9 @@ func (c *Core) sweep(ctx context.Context, elapsed time.Duration) {
 	if writable {
 		c.writeAgain()
 	}
+	for _, m := range c.models {
+		c.rebalance(m)
+	}
 	for _, s := range c.sessions {
 		if s.active() && unheard > 0 {
 			s.seen = earlier(s.seen.Add(unheard), now)

@@ -47,7 +47,7 @@ func (c *Core) unnamedFiles(owner string) (files []*unnamedFile, newest map[stri
 			known[smp.snap], files = f, append(files, f)
 		}
 		f.samplers = append(f.samplers, smp)
-		f.busy = f.busy || len(smp.jobs) > 0 || smp.model != nil && smp.model.frozen[smp.snap.dir] != nil && smp.model.frozen[smp.snap.dir].users > 0
+		f.busy = f.busy || len(smp.jobs) > 0 || smp.model != nil && smp.model.uses(smp.snap.dir)
 	}
 	return files, newest
 }

@@ -46,13 +46,16 @@ type snapshot struct {
 	used      time.Time
 	spilling  bool
 	unwritten bool // it could not be written: that is tried again
+
+	publishing chan struct{} // closed when it is written for another backend, or not
+	published  error         // why not
 }
 
 // errReplaced says that the process that was asked for is not the one that has the adapter now.
 var errReplaced = &plugins.Error{Kind: plugins.KindUnavailable, Message: "the backend process was replaced meanwhile"}
 
 // acquire makes a source usable in the model's backend: the adapter's id and version for a sample, and what gives it free again.
-func (c *Core) acquire(ctx context.Context, m *model, b Backend, src source) (adapter string, version int64, release func(), err error) {
+func (c *Core) acquire(ctx context.Context, b Backend, src source) (adapter string, version int64, release func(), err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -66,13 +69,13 @@ func (c *Core) acquire(ctx context.Context, m *model, b Backend, src source) (ad
 		if src.run.boot != b.BootID {
 			return "", 0, nil, errReplaced
 		}
-		return src.run.ID, plugins.LatestVersion, func() {}, nil
+		return src.run.adapter, plugins.LatestVersion, c.use(src.run), nil
 	case src.saved != nil:
 		if c.checkpoints[src.saved.Path] != src.saved || expired(src.saved.ExpiresAt, c.cfg.now()) {
 			return "", 0, nil, notFoundf("checkpoint %s is deleted", src.saved.Path)
 		}
 		path, dir := src.saved.Path, src.saved.Dir // it may be changed while mu is given up
-		adapter, version, release, err = c.acquireSaved(ctx, m, b, dir)
+		adapter, version, release, err = c.acquireSaved(ctx, b, dir)
 		return adapter, version, release, c.ofCheckpoint(err, path, dir)
 	case src.snap != nil:
 		s := src.snap
@@ -87,12 +90,19 @@ func (c *Core) acquire(ctx context.Context, m *model, b Backend, src source) (ad
 		if s.hot && s.run.boot == b.BootID {
 			s.users++
 			s.used = c.cfg.now()
-			return s.run.ID, s.version, func() {
+			done := c.use(s.run)
+			return s.run.adapter, s.version, func() {
+				done()
 				c.mu.Lock()
 				defer c.mu.Unlock()
 				s.users--
 				c.cool(s.run)
 			}, nil
+		}
+		if s.hot && s.dir == "" { // in another backend
+			if err := c.publish(ctx, s); err != nil {
+				return "", 0, nil, err
+			}
 		}
 		switch {
 		case s.dir == "" && s.lost == "":
@@ -103,18 +113,19 @@ func (c *Core) acquire(ctx context.Context, m *model, b Backend, src source) (ad
 			return "", 0, nil, refusef(KindBackend, "the weights of this sampler were lost: %s", s.lost)
 		}
 		s.used = c.cfg.now()
-		return c.acquireSaved(ctx, m, b, s.dir)
+		return c.acquireSaved(ctx, b, s.dir)
 	}
 	return "", plugins.LatestVersion, func() {}, nil
 }
 
 // acquireSaved loads a saved adapter unless it is there. mu is held, and given up while loading.
-func (c *Core) acquireSaved(ctx context.Context, m *model, b Backend, dir string) (adapter string, version int64, release func(), err error) {
-	f := m.frozen[dir]
+func (c *Core) acquireSaved(ctx context.Context, b Backend, dir string) (adapter string, version int64, release func(), err error) {
+	on := b.slot
+	f := on.frozen[dir]
 	if f == nil {
-		m.loads++
-		f = &frozen{adapter: "saved-" + itoa(m.loads) + "-" + b.BootID, ready: make(chan struct{})}
-		m.frozen[dir] = f
+		on.loads++
+		f = &frozen{adapter: "saved-" + itoa(on.loads) + "-" + b.BootID, ready: make(chan struct{})}
+		on.frozen[dir] = f
 		f.users++ // of the loader
 		c.start(func(ctx context.Context) {
 			_, f.err = b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: f.adapter, Path: c.file(dir), Scope: plugins.ScopeWeights, Frozen: true})
@@ -122,10 +133,10 @@ func (c *Core) acquireSaved(ctx context.Context, m *model, b Backend, dir string
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			f.users--
-			if f.err != nil && m.frozen[dir] == f {
-				delete(m.frozen, dir)
+			if f.err != nil && on.frozen[dir] == f {
+				delete(on.frozen, dir)
 			}
-			c.evict(m, b)
+			c.evict(b)
 		})
 		if c.closing {
 			return "", 0, nil, errClosing
@@ -137,7 +148,7 @@ func (c *Core) acquireSaved(ctx context.Context, m *model, b Backend, dir string
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		f.users--
-		c.evict(m, b)
+		c.evict(b)
 	}
 	c.mu.Unlock()
 	select {
@@ -155,7 +166,8 @@ func (c *Core) acquireSaved(ctx context.Context, m *model, b Backend, dir string
 }
 
 // evict deletes the frozen adapters that were used longest ago while there are too many. mu is held.
-func (c *Core) evict(m *model, b Backend) {
+func (c *Core) evict(b Backend) {
+	m := b.slot
 	if m.known.BootID != b.BootID || !m.running {
 		return
 	}
@@ -182,7 +194,7 @@ func (c *Core) evict(m *model, b Backend) {
 // callPin runs an unnamed save: the version is pinned and a sampling session made over it.
 func (c *Core) callPin(ctx context.Context, b Backend, op *operation) (done, error) {
 	r := op.run
-	got, err := b.Pin(ctx, plugins.PinRequest{Adapter: r.ID, Position: op.position, Name: op.save.SamplerID, WeightsOnly: true})
+	got, err := b.Pin(ctx, plugins.PinRequest{Adapter: r.adapter, Position: op.position, Name: op.save.SamplerID, WeightsOnly: true})
 	if err != nil {
 		return done{}, err
 	}
@@ -235,7 +247,7 @@ func (c *Core) callPin(ctx context.Context, b Backend, op *operation) (done, err
 				return
 			}
 			if extra != "" {
-				c.unpin(b, r.ID, extra)
+				c.unpin(b, r.adapter, extra)
 			}
 			c.writeSoon(s)
 			c.cool(r)
@@ -271,7 +283,7 @@ func (r *run) hotSnapshots() []*snapshot {
 
 // cool writes the snapshots that were used longest ago to disk while too many are pinned. mu is held.
 func (c *Core) cool(r *run) {
-	b, ok := r.model.current()
+	b, ok := r.home.current()
 	if !ok || b.BootID != r.boot || r.State != stateLive {
 		return
 	}
@@ -309,13 +321,13 @@ func (c *Core) spill(ctx context.Context, b Backend, s *snapshot) error {
 		return err
 	}
 	c.mu.Lock()
-	hot, pin := s.hot, s.pin
+	hot, pin, adapter := s.hot, s.pin, s.run.adapter
 	s.hot = false
 	c.mu.Unlock()
 	if !hot {
 		return nil
 	}
-	if err := b.Unpin(ctx, plugins.UnpinRequest{Adapter: s.run.ID, Name: pin}); err != nil && !lost(err) {
+	if err := b.Unpin(ctx, plugins.UnpinRequest{Adapter: adapter, Name: pin}); err != nil && !lost(err) {
 		return fmt.Errorf("unpin: %w", err)
 	}
 	return nil
@@ -324,7 +336,7 @@ func (c *Core) spill(ctx context.Context, b Backend, s *snapshot) error {
 // writeSnapshot writes a pinned version to disk, unless it is there. It stays pinned.
 func (c *Core) writeSnapshot(ctx context.Context, b Backend, s *snapshot) error {
 	c.mu.Lock()
-	needed, dir, bytes := s.hot && s.dir == "", s.folder, int64(0)
+	needed, dir, bytes, adapter := s.hot && s.dir == "", s.folder, int64(0), s.run.adapter
 	c.mu.Unlock()
 	if !needed {
 		return nil
@@ -334,7 +346,7 @@ func (c *Core) writeSnapshot(ctx context.Context, b Backend, s *snapshot) error 
 		if err := makeDirs(filepath.Dir(c.file(dir))); err != nil {
 			return fmt.Errorf("write snapshot: %w", err)
 		}
-		saved, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: s.run.ID, Version: s.version, Scope: plugins.ScopeWeights, Path: c.file(dir), Metadata: c.ofSnapshot(s)})
+		saved, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: adapter, Version: s.version, Scope: plugins.ScopeWeights, Path: c.file(dir), Metadata: c.ofSnapshot(s)})
 		if err != nil {
 			c.discard(dir)
 			return err
@@ -393,7 +405,7 @@ func (c *Core) writeSoon(s *snapshot) {
 	}
 	c.writeBehind(func(ctx context.Context) {
 		c.mu.Lock()
-		b, ok := s.run.model.current()
+		b, ok := s.run.home.current()
 		ok = ok && s.hot && s.dir == "" && !s.spilling && b.BootID == s.run.boot
 		s.spilling = s.spilling || ok
 		c.mu.Unlock()
@@ -448,7 +460,7 @@ func (c *Core) callSave(ctx context.Context, b Backend, op *operation) (done, er
 	}
 	scope := scopeOf(path.Kind == KindWeights)
 	got, err := b.SaveAdapter(ctx, plugins.SaveAdapterRequest{
-		Adapter: r.ID, Position: op.position, Scope: scope, Path: c.file(dir), ExportNames: c.exportNames(r.model, path.Kind), StackedExperts: stackedExperts(path.Kind),
+		Adapter: r.adapter, Position: op.position, Scope: scope, Path: c.file(dir), ExportNames: c.exportNames(r.model, path.Kind), StackedExperts: stackedExperts(path.Kind),
 		Metadata: op.save.UserMetadata,
 	})
 	if err != nil {

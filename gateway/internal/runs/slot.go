@@ -1,0 +1,435 @@
+package runs
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// A model may have several backends. Each is a slot: the place of one process after the other. A run has its home in one of them, where its training order lives; a sample goes to any that has its weights (place.go). A run gets another
+// home when its process dies and another one runs, when its home is drained, and when its home is far busier than another (move.go). Where a model has one backend, nothing of this is ever decided.
+
+// slot is one backend of a served model. mu of the core guards it.
+type slot struct {
+	model     *model
+	name      string // of the backend
+	index     int    // among those of the model
+	known     Backend
+	running   bool // known was not seen to end
+	frozen    map[string]*frozen
+	loads     int64 // makes adapter ids of frozen ones unique
+	inquest   inquest
+	drained   bool
+	failed    error // for good
+	sequences int   // of samples that it was given
+}
+
+// current is the process that runs, as far as is known.
+func (s *slot) current() (Backend, bool) {
+	if s == nil {
+		return Backend{}, false
+	}
+	return s.known, s.running
+}
+
+// wake has those look again who wait for a backend. mu is held.
+func (m *model) wake() {
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+// pooled tells whether there is anything to choose.
+func (m *model) pooled() bool { return len(m.slots) > 1 }
+
+// open tells whether any backend takes samples now. mu is held.
+func (m *model) open() bool {
+	return slices.ContainsFunc(m.slots, func(s *slot) bool { return !s.inquest.open })
+}
+
+// uses tells whether any backend samples from a saved adapter. mu is held.
+func (m *model) uses(dir string) bool {
+	return slices.ContainsFunc(m.slots, func(s *slot) bool { return s.frozen[dir] != nil && s.frozen[dir].users > 0 })
+}
+
+// places is how many samples, and how many direct requests, the backends of a model are given at a time. mu is held.
+func (c *Core) places(m *model) int {
+	n := 0
+	for _, s := range m.slots {
+		if s.running && !s.drained {
+			n++
+		}
+	}
+	return max(n, 1) * c.cfg.MaxRunningSample
+}
+
+// watchPools follows the processes of models with several backends, so that it is known which are there. That of a single one is asked for when it is needed. mu is held.
+func (c *Core) watchPools() {
+	for _, m := range c.models {
+		if !m.pooled() {
+			continue
+		}
+		for _, s := range m.slots {
+			c.start(func(ctx context.Context) { c.watchSlot(ctx, s) })
+		}
+	}
+}
+
+func (c *Core) watchSlot(ctx context.Context, s *slot) {
+	for attempt := 0; ; attempt++ {
+		b, err := c.backend(ctx, s)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil { // for good
+			c.mu.Lock()
+			s.failed = err
+			s.model.wake()
+			for r := range inOrder(c.runs) { // they wait for it, and may go elsewhere
+				if r.home == s && r.usable() {
+					c.pump(r)
+				}
+			}
+			c.mu.Unlock()
+			c.log.Error("a backend of a model has failed; the others go on", "backend", s.name, "error", err)
+			return
+		}
+		if b.Lost == nil {
+			return
+		}
+		select {
+		case <-b.Lost:
+		case <-ctx.Done():
+			return
+		}
+		if pause(ctx, 0) != nil {
+			return
+		}
+	}
+}
+
+// joined takes note that a backend has a process. mu is held.
+func (c *Core) joined(s *slot) {
+	s.model.wake()
+	if s.model.pooled() {
+		c.pumpSamples(s.model)
+		c.rebalance(s.model)
+	}
+}
+
+// anyBackend waits for one of a model's backends.
+func (c *Core) anyBackend(ctx context.Context, m *model) (Backend, error) {
+	if !m.pooled() {
+		return c.backend(ctx, m.slots[0])
+	}
+	return c.awaitSlot(ctx, m, func() *slot { return best(m.slots, (*slot).usable) })
+}
+
+// usable tells whether a backend takes anything new.
+func (s *slot) usable() bool { return s.running && !s.drained }
+
+// awaitSlot waits until the backend that choose gives runs. choose is called with mu held, whenever something has changed; nil is none as things are. While all backends have failed for good the error says so.
+func (c *Core) awaitSlot(ctx context.Context, m *model, choose func() *slot) (Backend, error) {
+	for {
+		c.mu.Lock()
+		if s := choose(); s != nil && s.running {
+			b := s.known
+			c.mu.Unlock()
+			return b, nil
+		} else if s != nil && s.failed != nil {
+			err := s.failed
+			c.mu.Unlock()
+			return Backend{}, err
+		}
+		var failed error
+		if !slices.ContainsFunc(m.slots, func(s *slot) bool { return s.failed == nil }) {
+			failed = m.slots[0].failed
+		}
+		changed := m.changed
+		c.mu.Unlock()
+		if failed != nil {
+			return Backend{}, failed
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return Backend{}, ctx.Err()
+		}
+	}
+}
+
+// best is the first slot that is as wanted; of none, the first that runs.
+func best(list []*slot, wanted func(*slot) bool) *slot {
+	if i := slices.IndexFunc(list, wanted); i >= 0 {
+		return list[i]
+	}
+	if i := slices.IndexFunc(list, func(s *slot) bool { return s.running }); i >= 0 {
+		return list[i]
+	}
+	return nil
+}
+
+// residents counts the runs whose home a backend is, and those of them that had work of late or have an owner's name. mu is held.
+type residents struct{ runs, active, own int }
+
+// activeFor is how long a run counts as active after its last request.
+const activeFor = 30 * time.Second
+
+// active tells whether a run has work, or had some a moment ago. mu is held.
+func (c *Core) active(r *run) bool {
+	return r.usable() && (r.queue.unfinished > 0 || c.cfg.now().Sub(r.LastRequest) < activeFor)
+}
+
+// residents counts those of every backend of a model. mu is held.
+func (c *Core) residents(m *model, owner string) []residents {
+	out := make([]residents, len(m.slots))
+	for _, r := range c.runs {
+		if r.model != m || r.home == nil || !r.usable() {
+			continue
+		}
+		n := &out[r.home.index]
+		n.runs++
+		if c.active(r) {
+			n.active++
+			if r.Owner == owner {
+				n.own++
+			}
+		}
+	}
+	return out
+}
+
+// freeMemory is what a backend says it has left, -1 if it does not.
+func (c *Core) freeMemory(s *slot) int64 {
+	if c.cfg.Status == nil {
+		return -1
+	}
+	st := c.cfg.Status(s.name)
+	if st.MemoryLimit == 0 {
+		return -1
+	}
+	return max(st.MemoryLimit-st.MemoryBytes, 0)
+}
+
+// chooseHome gives the backend where a run fits best: one that runs before one that does not, with memory before one without, then the one with the fewest active runs, then with the fewest of its owner's. Nil: none is allowed.
+// mu is held.
+func (c *Core) chooseHome(r *run, allowed func(*slot) bool) *slot {
+	counts := c.residents(r.model, r.Owner)
+	need := int64(0)
+	for _, s := range r.model.slots { // about what an adapter takes: as those that are there
+		if c.cfg.Status != nil {
+			if st := c.cfg.Status(s.name); st.Adapters > 0 {
+				need = max(need, st.AdapterBytes/int64(st.Adapters))
+			}
+		}
+	}
+	rank := func(s *slot) []int {
+		absent, full := 0, 0
+		if !s.running {
+			absent = 1
+		}
+		if free := c.freeMemory(s); free >= 0 && free < need {
+			full = 1
+		}
+		n := counts[s.index]
+		return []int{absent, full, n.active, n.own, n.runs, s.index}
+	}
+	var found *slot
+	for _, s := range r.model.slots {
+		if s.failed == nil && allowed(s) && (found == nil || slices.Compare(rank(s), rank(found)) < 0) {
+			found = s
+		}
+	}
+	return found
+}
+
+// settleIn gives a run its first home. mu is held.
+func (c *Core) settleIn(r *run) {
+	if r.model == nil || r.home != nil {
+		return
+	}
+	r.home, r.adapter = r.model.slots[0], r.ID
+	if r.model.pooled() {
+		if s := c.chooseHome(r, func(s *slot) bool { return !s.drained }); s != nil {
+			r.home = s
+		}
+	}
+}
+
+// sameArithmetic tells whether a backend computes as the run was computed, as far as both are known. mu is held.
+func (r *run) sameArithmetic(s *slot) bool {
+	return r.Arithmetic == "" || s.known.Backend == nil || s.known.Model.Arithmetic == r.Arithmetic
+}
+
+// suspected tells whether work of a run, or its rebuild, was with a process that crashed: it stays where it is, so that it does not take one backend after the other, until it is known whether it was the reason. mu is held.
+func (r *run) suspected() bool {
+	charged := func(op *operation) bool { return op.blame.crashes > 0 }
+	return r.crashes > 0 || slices.ContainsFunc(r.queue.returned, charged) || slices.ContainsFunc(r.queue.ready, charged)
+}
+
+// awaitHome waits until a run's home has a process, and gives it another home before if that is better than to wait. work is what is to run there, if it is not in the run's queue.
+func (c *Core) awaitHome(ctx context.Context, r *run, work *blame) (Backend, error) {
+	if !r.model.pooled() {
+		return c.backend(ctx, r.model.slots[0])
+	}
+	return c.awaitSlot(ctx, r.model, func() *slot {
+		c.findHome(r, work != nil && work.crashes > 0)
+		return r.home
+	})
+}
+
+// findHome gives a run that is with no process a home where it can be now: its old one if that has a process and is not drained; else another one that runs and has the same arithmetic; else the old one, unless it does not come
+// back or is drained. Then it is one with another arithmetic, if there is no other. mu is held.
+func (c *Core) findHome(r *run, held bool) {
+	home := r.home
+	full := func(s *slot) bool { return r.full[s] }
+	stays := home.failed == nil && !home.drained && !full(home)
+	if home.running && stays {
+		return
+	}
+	if home.failed == nil && (held || r.suspected()) {
+		return
+	}
+	same := func(s *slot) bool { return s != home && s.usable() && !full(s) && r.sameArithmetic(s) }
+	if s := c.chooseHome(r, same); s != nil {
+		c.rehome(r, s, c.whyLeave(home))
+		return
+	}
+	if home.failed == nil && !full(home) && (home.running || !home.drained) { // drained, and no other as good runs
+		if home.running || slices.ContainsFunc(r.model.slots, func(s *slot) bool { return s.failed == nil && r.sameArithmetic(s) }) {
+			return
+		}
+	}
+	if s := c.chooseHome(r, func(s *slot) bool { return s != home && !s.drained && !full(s) && r.sameArithmetic(s) }); s != nil {
+		c.rehome(r, s, c.whyLeave(home))
+		return
+	}
+	if s := c.chooseHome(r, func(s *slot) bool { return s != home && s.usable() && !full(s) }); s != nil {
+		c.rehome(r, s, c.whyLeave(home))
+	}
+}
+
+// whyLeave says why a run does not wait for its home.
+func (c *Core) whyLeave(s *slot) string {
+	switch {
+	case s.failed != nil:
+		return "its backend has failed"
+	case s.drained:
+		return "its backend is drained"
+	case !s.running:
+		return "its backend is gone"
+	}
+	return "its backend has no room for it"
+}
+
+// rehome gives a run another home. Its adapter is in no process: it is rebuilt there. What is known of the crashes of its work goes with it. mu is held.
+func (c *Core) rehome(r *run, to *slot, why string) {
+	from := r.home
+	c.log.Info("a run moves to another backend", "run", r.ID, "from", from.name, "to", to.name, "reason", why)
+	for _, op := range slices.Concat(r.queue.returned, r.queue.ready) {
+		if b := &op.blame; b.slot == from && b.crashes > 0 {
+			delete(from.inquest.suspects, b)
+			delete(from.inquest.trial, b)
+			b.slot = to
+			if b.crashes >= suspectAfter && b.verdict == nil {
+				to.inquest.suspect([]*blame{b}, 1)
+			}
+		}
+	}
+	to.inquest.rebuilds = to.inquest.rebuilds || r.crashes >= suspectAfter
+	r.home, r.moved = to, c.cfg.now()
+	r.homes++
+	r.adapter = fmt.Sprintf("%s@%d", r.ID, r.homes) // the old one may still be sampled from where it was
+	c.proceed(from)
+	c.proceed(to)
+}
+
+// stay counts who samples from a run's adapter in a process, so that it is not deleted under them when the run moves. mu of the core guards it.
+type stay struct {
+	in      Backend
+	adapter string
+	users   int
+	over    bool // the run is elsewhere
+}
+
+// moveIn notes that a run's adapter is in a process. mu is held.
+func (c *Core) moveIn(r *run, b Backend) {
+	r.boot = b.BootID
+	if r.model.pooled() {
+		r.stay = &stay{in: b, adapter: r.adapter}
+	}
+}
+
+// use counts a user of a run's adapter where it is now, until the result is called. mu is held.
+func (c *Core) use(r *run) func() {
+	s := r.stay
+	if s == nil {
+		return func() {}
+	}
+	s.users++
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		s.users--
+		c.vacate(s)
+	}
+}
+
+// vacate deletes an adapter that its run has left, once nobody uses it. mu is held.
+func (c *Core) vacate(s *stay) {
+	if !s.over || s.users > 0 {
+		return
+	}
+	c.start(func(ctx context.Context) {
+		if err := s.in.DeleteAdapter(ctx, s.adapter); err != nil && !lost(err) {
+			c.logged("adapter could not be deleted", err, "adapter", s.adapter)
+		}
+	})
+}
+
+// shares has how an owner's weight is spread over the backends of a model. mu of the core guards it.
+type shares struct {
+	at     time.Time
+	owners map[string][]int // active runs, by backend
+}
+
+// sharesFor is how long a spread is used.
+const sharesFor = 250 * time.Millisecond
+
+// shareOf says for whom a run's work is done. Over several backends an owner's weight is spread as its active runs are: so one with runs everywhere has in each only a part of it, and one with a run in one place all of it there.
+func (c *Core) shareOf(r *run) plugins.Share {
+	share := c.share(r.Owner)
+	m := r.model
+	if !m.pooled() {
+		return share
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now := c.cfg.now(); m.shares.owners == nil || now.Sub(m.shares.at) > sharesFor {
+		m.shares = shares{at: now, owners: map[string][]int{}}
+		for _, x := range c.runs {
+			if x.model == m && x.home != nil && c.active(x) {
+				list := m.shares.owners[x.Owner]
+				if list == nil {
+					list = make([]int, len(m.slots))
+					m.shares.owners[x.Owner] = list
+				}
+				list[x.home.index]++
+			}
+		}
+	}
+	here, all := 0, 0
+	for i, n := range m.shares.owners[r.Owner] {
+		all += n
+		if i == r.home.index {
+			here = n
+		}
+	}
+	if here > 0 && all > 0 {
+		share.Weight = min(cmp.Or(share.Weight, 1)*float64(here)/float64(all), plugins.MaxWeight)
+	}
+	return share
+}
