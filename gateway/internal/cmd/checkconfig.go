@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -84,20 +85,36 @@ func checkModel(ctx context.Context, notes io.Writer, m config.Model, programs s
 			faults = append(faults, err)
 		}
 	}
-	if m.Remote != nil {
-		fmt.Fprintf(notes, "model %s: the backend at %s is not asked: it checks its section when it loads\n", m.Name, m.Remote.Address)
-		return errors.Join(append(faults, checkRemote(m.Remote))...)
+	members := m.Members()
+	for i, b := range members {
+		if i > 0 && b.Remote == nil && b.Plugin == members[i-1].Plugin && bytes.Equal(b.Section, members[i-1].Section) {
+			continue // a replica
+		}
+		if err := checkBackend(ctx, notes, b, programs); err != nil && len(members) > 1 {
+			faults = append(faults, fmt.Errorf("%s: %w", b.Name, err))
+		} else if err != nil {
+			faults = append(faults, err)
+		}
 	}
-	program, err := fleet.Program(programs, m.Plugin)
+	return errors.Join(faults...)
+}
+
+// checkBackend is checkModel for one of its backends.
+func checkBackend(ctx context.Context, notes io.Writer, b config.Backend, programs string) error {
+	if b.Remote != nil {
+		fmt.Fprintf(notes, "model %s: the backend at %s is not asked: it checks its section when it loads\n", b.Name, b.Remote.Address)
+		return checkRemote(b.Remote)
+	}
+	program, err := fleet.Program(programs, b.Plugin)
 	if err != nil {
-		return errors.Join(append(faults, err)...)
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	err = supervisor.CheckConfig(ctx, program, m.Backend)
+	err = supervisor.CheckConfig(ctx, program, b.Section)
 	if errors.Is(err, plugins.ErrUnchecked) {
-		fmt.Fprintf(notes, "model %s: the plugin %s checks its section when it loads only\n", m.Name, m.Plugin)
+		fmt.Fprintf(notes, "model %s: the plugin %s checks its section when it loads only\n", b.Name, b.Plugin)
 		err = nil
 	}
-	return errors.Join(append(faults, err)...)
+	return err
 }

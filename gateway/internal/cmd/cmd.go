@@ -34,7 +34,7 @@ func (p Program) Main() int {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(serveCommand(p), checkConfigCommand(), planCommand(), versionCommand(p.Version), chatCommand(), modelsCommand(), runsCommand(), metricsCommand(), importCommand(), exportCommand(), pushCommand(), pullCommand(), fetchCommand(), envCommand(), keyCommand(), usageCommand(), backupCommand(p.Version), restoreCommand(), recoverCommand(), selftestCommand(p.Version), hyperparamsCommand())
+	root.AddCommand(serveCommand(p), checkConfigCommand(), planCommand(), versionCommand(p.Version), chatCommand(), modelsCommand(), backendsCommand(), drainCommand(), runsCommand(), metricsCommand(), importCommand(), exportCommand(), pushCommand(), pullCommand(), fetchCommand(), envCommand(), keyCommand(), usageCommand(), backupCommand(p.Version), restoreCommand(), recoverCommand(), selftestCommand(p.Version), hyperparamsCommand())
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(shown{os.Stderr}, "tinsmith:", err) // it may have in it what a server said
 		return 1

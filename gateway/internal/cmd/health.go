@@ -23,6 +23,7 @@ type health struct {
 	trouble   *store.Trouble // why it could not be opened yet
 	backends  *fleet.Fleet
 	rebuilds  func(model string) runs.Rebuilding // nil until the core is open
+	pools     func() []runs.BackendInfo          // likewise
 	downloads map[int]float64
 	open      bool // the APIs answer
 }
@@ -65,11 +66,11 @@ func (h *health) setFleet(f *fleet.Fleet) {
 	h.backends = f
 }
 
-// setRebuilds tells who knows of the runs that are rebuilt.
-func (h *health) setRebuilds(f func(model string) runs.Rebuilding) {
+// setRuns tells who knows of the runs that are rebuilt, and of where they are.
+func (h *health) setRuns(rebuilds func(model string) runs.Rebuilding, pools func() []runs.BackendInfo) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.rebuilds = f
+	h.rebuilds, h.pools = rebuilds, pools
 }
 
 func (h *health) setDownload(model int, done, total int64) {
@@ -120,36 +121,90 @@ func (h *health) get() server.Health {
 	if !h.open && (out.Status == "ok" || out.Status == damaged) {
 		out.Status = "starting"
 	}
-	for _, s := range h.backends.States() {
-		m := server.Model{Name: s.Name, State: string(s.Phase), Restarts: s.Restarts, LastLoss: s.Loss, Device: s.Model.Device, DType: s.Model.DType, Arithmetic: s.Model.Arithmetic}
-		for _, share := range s.Model.Memory {
-			m.Memory = append(m.Memory, server.Memory{Name: share.Name, Bytes: share.Bytes, Detail: share.Detail})
+	var pools []runs.BackendInfo // asked for once, and only if there are any
+	for states := h.backends.States(); len(states) > 0; {
+		n := 1
+		for n < len(states) && states[n].Serves == states[0].Serves {
+			n++
 		}
-		if s.Phase != supervisor.Ready {
-			m.Reason = s.Reason
-			if s.Phase == supervisor.Failed && s.StderrTail != "" {
-				m.Reason += "; its last output: " + s.StderrTail
-			}
+		if n > 1 && pools == nil && h.pools != nil {
+			pools = h.pools()
 		}
+		m, status := h.model(states[:n], pools)
+		states = states[n:]
 		switch {
-		case s.Stalled != "":
-			m.State, m.Reason, out.Status = "hanging", s.Stalled, "degraded"
-		case s.Phase == supervisor.Ready && h.rebuilds != nil:
-			if b := h.rebuilds(s.Name); b.Runs > 0 {
-				m.State, m.Reason, m.Rebuilding = "rebuilding", b.Trouble, &server.Rebuilding{Runs: b.Runs, Replayed: b.Replayed, ToReplay: b.ToReplay}
-			}
-		case s.Phase == supervisor.Ready:
-		case s.Restarts == 0 && (s.Phase == supervisor.Starting || s.Phase == supervisor.Loading):
-			if out.Status == "ok" || out.Status == damaged {
-				out.Status = "starting"
-			}
-		default:
-			out.Status = "degraded"
-		}
-		if s.Phase == supervisor.Loading && s.Progress.Total > 0 {
-			m.Progress = float64(s.Progress.Done) / float64(s.Progress.Total)
+		case status == "degraded":
+			out.Status = status
+		case status == "starting" && (out.Status == "ok" || out.Status == damaged):
+			out.Status = status
 		}
 		out.Models = append(out.Models, m)
 	}
 	return out
+}
+
+// model tells how a model stands with its backends, and what that is for the server: "ok", "starting" or "degraded". One backend that is well is enough for it. mu is held.
+func (h *health) model(states []fleet.State, pools []runs.BackendInfo) (server.Model, string) {
+	m, status := backendHealth(states[0])
+	for _, s := range states[1:] {
+		other, its := backendHealth(s)
+		if status != "ok" && (its == "ok" || its == "starting" && status == "degraded") {
+			m, status = other, its
+		}
+	}
+	m.Name = states[0].Serves
+	if len(states) > 1 {
+		m.Restarts = 0
+		for _, s := range states {
+			b := poolHealth(s, pools)
+			m.Restarts += b.Restarts
+			m.Backends = append(m.Backends, b)
+		}
+	}
+	if status == "ok" && h.rebuilds != nil {
+		if b := h.rebuilds(m.Name); b.Runs > 0 {
+			m.State, m.Reason, m.Rebuilding = "rebuilding", b.Trouble, &server.Rebuilding{Runs: b.Runs, Replayed: b.Replayed, ToReplay: b.ToReplay}
+		}
+	}
+	return m, status
+}
+
+// backendHealth tells how a backend stands, in the form of a model that has no other.
+func backendHealth(s fleet.State) (m server.Model, status string) {
+	m = server.Model{Name: s.Name, State: string(s.Phase), Restarts: s.Restarts, LastLoss: s.Loss, Device: s.Model.Device, DType: s.Model.DType, Arithmetic: s.Model.Arithmetic}
+	for _, share := range s.Model.Memory {
+		m.Memory = append(m.Memory, server.Memory{Name: share.Name, Bytes: share.Bytes, Detail: share.Detail})
+	}
+	if s.Phase != supervisor.Ready {
+		m.Reason = s.Reason
+		if s.Phase == supervisor.Failed && s.StderrTail != "" {
+			m.Reason += "; its last output: " + s.StderrTail
+		}
+	}
+	if s.Phase == supervisor.Loading && s.Progress.Total > 0 {
+		m.Progress = float64(s.Progress.Done) / float64(s.Progress.Total)
+	}
+	switch {
+	case s.Stalled != "":
+		m.State, m.Reason = "hanging", s.Stalled
+		return m, "degraded"
+	case s.Phase == supervisor.Ready:
+		return m, "ok"
+	case s.Restarts == 0 && (s.Phase == supervisor.Starting || s.Phase == supervisor.Loading):
+		return m, "starting"
+	}
+	return m, "degraded"
+}
+
+// poolHealth tells how one of a model's backends stands, with what the core knows of it.
+func poolHealth(s fleet.State, pools []runs.BackendInfo) server.Backend {
+	m, _ := backendHealth(s)
+	b := server.Backend{
+		Name: s.Name, State: m.State, Progress: m.Progress, Reason: m.Reason, Restarts: m.Restarts, LastLoss: m.LastLoss, Device: m.Device, DType: m.DType, Arithmetic: m.Arithmetic,
+	}
+	if i := slices.IndexFunc(pools, func(p runs.BackendInfo) bool { return p.Name == s.Name }); i >= 0 {
+		p := pools[i]
+		b.Drained, b.Runs, b.ActiveRuns, b.Leaving, b.Samples = p.Drained, p.Runs, p.Active, p.Leaving, p.Samples
+	}
+	return b
 }

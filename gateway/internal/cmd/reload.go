@@ -20,7 +20,7 @@ import (
 
 // configurer changes the configuration of a backend, now or, with supervisor.ErrLater, when it is ready; a Fleet is one.
 type configurer interface {
-	Configure(ctx context.Context, model string, section json.RawMessage) (changed []string, err error)
+	Configure(ctx context.Context, backend string, section json.RawMessage) (changed []string, err error)
 }
 
 // limiter changes what keys may have, at once.
@@ -74,6 +74,11 @@ func (r *reloads) serve(ctx context.Context, cfg config.Config, backends configu
 	}
 }
 
+// sameBackends tells whether a model has the same backends as before, but for their settings.
+func sameBackends(before, now []config.Backend) bool {
+	return slices.EqualFunc(before, now, func(a, b config.Backend) bool { return a.Plugin == b.Plugin && reflect.DeepEqual(a.Remote, b.Remote) })
+}
+
 // reload reads the file of cfg again and gives what it says of what can be changed. Each backend section is taken over or refused as a whole; the error tells what was not. One that a backend has already changes nothing, and one
 // that was refused is tried again by the next call: the backend may be another by then.
 func reload(ctx context.Context, cfg config.Config, backends configurer) (config.Config, error) {
@@ -97,18 +102,20 @@ func reload(ctx context.Context, cfg config.Config, backends configurer) (config
 	for i := range models {
 		m := &models[i]
 		at := slices.IndexFunc(next.Models, func(other config.Model) bool { return other.Name == m.Name })
-		if at < 0 || next.Models[at].Plugin != m.Plugin || !reflect.DeepEqual(next.Models[at].Remote, m.Remote) {
+		if at < 0 || !sameBackends(m.Members(), next.Models[at].Members()) {
 			continue
 		}
-		m.Backend = next.Models[at].Backend
-		changed, err := backends.Configure(ctx, m.Name, m.Backend)
-		switch {
-		case errors.Is(err, supervisor.ErrLater):
-			slog.InfoContext(ctx, "backend will be configured when it is ready", "model", m.Name)
-		case err != nil:
-			errs = append(errs, fmt.Errorf("model %s: %w", m.Name, err))
-		case len(changed) > 0:
-			slog.InfoContext(ctx, "backend configured", "model", m.Name, "changed", changed)
+		m.Backend, m.Sections, m.Pool = next.Models[at].Backend, next.Models[at].Sections, next.Models[at].Pool
+		for _, b := range m.Members() {
+			changed, err := backends.Configure(ctx, b.Name, b.Section)
+			switch {
+			case errors.Is(err, supervisor.ErrLater):
+				slog.InfoContext(ctx, "backend will be configured when it is ready", "model", b.Name)
+			case err != nil:
+				errs = append(errs, fmt.Errorf("model %s: %w", b.Name, err))
+			case len(changed) > 0:
+				slog.InfoContext(ctx, "backend configured", "model", b.Name, "changed", changed)
+			}
 		}
 	}
 	cfg.Models = models

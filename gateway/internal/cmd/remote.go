@@ -16,7 +16,9 @@ import (
 
 // remoteLeases are the numbers under which this start of the server uses backends on other machines; nil where no model has one.
 func remoteLeases(ctx context.Context, cfg config.Config, records store.Store) (*attach.Leases, error) {
-	if !slices.ContainsFunc(cfg.Models, func(m config.Model) bool { return m.Remote != nil }) {
+	if !slices.ContainsFunc(cfg.Models, func(m config.Model) bool {
+		return slices.ContainsFunc(m.Members(), func(b config.Backend) bool { return b.Remote != nil })
+	}) {
 		return nil, nil
 	}
 	epoch, err := attach.Epoch(ctx, records, time.Now())

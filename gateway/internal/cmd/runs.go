@@ -48,6 +48,8 @@ func runsCommand() *cobra.Command {
 				Corrupted   bool      `json:"corrupted"`
 				Reason      string    `json:"corrupted_reason"`
 				Inexact     string    `json:"inexact"`
+				Backend     string    `json:"backend"`
+				Moves       int       `json:"moves"`
 				Unread      []string  `json:"unread_inputs"`
 				Step        int64     `json:"step"`
 				Queued      int       `json:"queued"`
@@ -93,6 +95,9 @@ func runsCommand() *cobra.Command {
 				if b.Reason != "" {
 					fmt.Fprintf(w, "  an attempt failed and is repeated: %s\n", b.Reason)
 				}
+			}
+			if r.Backend != "" {
+				fmt.Fprintf(w, "  in backend %s, moved %d times\n", printable(r.Backend), r.Moves)
 			}
 			if r.Inexact != "" {
 				fmt.Fprintf(w, "  not bit-equal to an undisturbed run: %s\n", r.Inexact)

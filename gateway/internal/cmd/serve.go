@@ -337,7 +337,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 		PointEvery:      cfg.Recovery.SnapshotEvery, PointOperations: cfg.Recovery.SnapshotOperations, DiskShare: cfg.Recovery.DiskShare,
 		MaxSessions: cfg.Sessions.MaxActive, MaxSessionBytes: int64(cfg.Sessions.MaxMemoryMiB) << 20,
 		SessionsKept: days(cfg.Records.SessionDays), AuditKept: days(cfg.Records.AuditDays), UsageByHour: days(cfg.Records.UsageDays), ResponsesKept: cfg.OpenAI.ResponsesKeep,
-		Refuse: backends.Refuse, Failed: backends.Failed, Idle: backends.Idle, Explained: backends.Forgive, Weights: cfg.Scheduling.Weights, Limits: limitTable(cfg.Limits), SharePrefixes: cfg.Sampling.SharePrefixes == "all",
+		Refuse: backends.Refuse, Failed: backends.Failed, Idle: backends.Idle, Explained: backends.Forgive, Status: backends.Status, Weights: cfg.Scheduling.Weights, Limits: limitTable(cfg.Limits), SharePrefixes: cfg.Sampling.SharePrefixes == "all",
 	})
 	if err != nil {
 		return err
@@ -348,7 +348,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 		err = errors.Join(err, core.Close(stop))
 	}()
 	go again.serve(ctx, cfg, configurable{backends, core})
-	h.setRebuilds(core.Rebuilding)
+	h.setRuns(core.Rebuilding, core.BackendInfos)
 	backends.Observe(core.DevicesChanged)
 	stopControl := serveControl(ctx, backup.Source{Version: p.Version, DataDir: cfg.DataDir, Store: records, Hold: core.HoldDeletions})
 	defer stopControl()
@@ -530,7 +530,11 @@ func redactor(cfg config.Config, models []*catalog.Model, programs string) (*red
 	}
 	for _, m := range models {
 		secrets.Paths = append(secrets.Paths, m.Dir, m.Path)
-		if r := m.Remote; r != nil {
+		for _, b := range m.Members() {
+			r := b.Remote
+			if r == nil {
+				continue
+			}
 			secrets.Paths = append(secrets.Paths, r.Model, r.TLS.CertFile, r.TLS.KeyFile, r.TLS.CAFile)
 			secrets.Words = append(secrets.Words, r.Address)
 			if host, _, err := net.SplitHostPort(r.Address); err == nil {

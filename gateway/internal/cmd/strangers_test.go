@@ -163,7 +163,7 @@ func strangerProbes(t *testing.T, theirs, mine belongings) map[string][]probe {
 		api + "client/config": nil, api + "client/dynamic_config": nil, api + "auth/token": nil, "GET /api/v1/auth/apikey/me": nil, "DELETE /api/v1/auth/apikey/me": nil,
 		"GET /api/v1/get_server_capabilities": nil, api + "create_session": nil, api + "create_custom_loss": nil, api + "tinsmith/import": nil,
 		"GET /api/v1/sessions": nil, "GET /api/v1/training_runs": nil, "GET /api/v1/checkpoints": nil, "GET /api/v1/audit": nil, "GET /api/v1/billing/usage/events": nil,
-		"GET /api/v1/billing/usage/checkpoints/current": nil, "GET /api/v1/tinsmith/runs": nil, "GET /api/v1/tinsmith/usage": nil, "GET /api/v1/tinsmith/imports": nil, "GET /api/v1/tinsmith/models/files": nil, "GET /api/v1/tinsmith/environment": nil, "GET /v1/models": nil, "GET /oai/api/v1/models": nil,
+		"GET /api/v1/billing/usage/checkpoints/current": nil, "GET /api/v1/tinsmith/runs": nil, "GET /api/v1/tinsmith/usage": nil, "GET /api/v1/tinsmith/imports": nil, "GET /api/v1/tinsmith/models/files": nil, "GET /api/v1/tinsmith/environment": nil, "POST /api/v1/tinsmith/backends/drain": nil, "GET /v1/models": nil, "GET /oai/api/v1/models": nil,
 		// Links have no caller; what is signed for somebody ends with his key, which has tests of its own.
 		"GET /api/v1/files/:token": of("/api/v1/files/" + run), "GET /api/v1/archives/:token": of("/api/v1/archives/" + run), "GET /api/v1/traces/:token": of("/api/v1/traces/" + session),
 

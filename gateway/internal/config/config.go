@@ -198,8 +198,13 @@ type Model struct {
 	Plugin string `yaml:"-"`
 	// Remote is where the backend runs, taken out of the backend section; nil: it is started by the gateway.
 	Remote *Remote `yaml:"-"`
-	// Backend is the backend section as JSON, `plugin` included, and without what is in Remote.
+	// Backend is the backend section as JSON, `plugin` included, and without what is in Remote. With several backends it is that of the first, as are Plugin and Remote.
 	Backend json.RawMessage `yaml:"backend"`
+	// Replicas is how many backends of the section Backend the model has. Sections are those of backends that differ, in the place of Backend and Replicas.
+	Replicas int               `yaml:"replicas"`
+	Sections []json.RawMessage `yaml:"backends"`
+	// Pool has the backends where there are several; empty: one.
+	Pool []Backend `yaml:"-"`
 }
 
 // AddAliases gives the only model further names.
@@ -229,5 +234,5 @@ func Default() Config {
 
 // DefaultModel gives the defaults of one entry of models.
 func DefaultModel() Model {
-	return Model{Chat: "base", ExportNames: "peft", Plugin: "single", Backend: json.RawMessage(`{"plugin":"single"}`)}
+	return Model{Chat: "base", ExportNames: "peft", Replicas: 1, Plugin: "single", Backend: json.RawMessage(`{"plugin":"single"}`)}
 }

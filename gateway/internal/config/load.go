@@ -252,6 +252,11 @@ func decodeStruct(n *yaml.Node, v reflect.Value, key string, budget *int) error 
 			return err
 		}
 	}
+	for _, alone := range []string{"backend", "replicas"} {
+		if v.Type() == modelType && seen["backends"] && seen[alone] {
+			return at(n, "%s.backends: has a section for each backend, so %s.%s must not be given beside it", key, key, alone)
+		}
+	}
 	return nil
 }
 
@@ -353,7 +358,7 @@ func (c *Config) resolve(dir string) error {
 				}
 			}
 		}
-		if err := m.splitBackend(dir); err != nil {
+		if err := m.splitBackends(dir); err != nil {
 			return fmt.Errorf("models[%d].%w", i, err)
 		}
 	}

@@ -33,18 +33,19 @@ func (t RemoteTLS) Files() plugins.TLSFiles {
 	return plugins.TLSFiles{Cert: t.CertFile, Key: t.KeyFile, CA: t.CAFile}
 }
 
-// splitBackend takes what is the gateway's out of the backend section: which plugin, and where it runs. Of a section with an address the plugin gets the rest.
-func (m *Model) splitBackend(dir string) error {
+// splitSection takes what is the gateway's out of a backend section: which plugin, if it is not the usual one, and where it runs. Of a section with an address the plugin gets the rest. key is that of the section.
+func splitSection(text json.RawMessage, plugin, dir, key string) (Backend, error) {
+	out := Backend{Plugin: plugin, Section: text}
 	var section map[string]json.RawMessage
-	if json.Unmarshal(m.Backend, &section) != nil {
-		return nil //nolint:nilerr // the plugin refuses it
+	if json.Unmarshal(text, &section) != nil {
+		return out, nil //nolint:nilerr // the plugin refuses it
 	}
 	if _, ok := section["address"]; !ok {
 		var plugin string
 		if json.Unmarshal(section["plugin"], &plugin) == nil && plugin != "" {
-			m.Plugin = plugin
+			out.Plugin = plugin
 		}
-		return nil
+		return out, nil
 	}
 	own := map[string]json.RawMessage{}
 	for _, key := range []string{"address", "model", "tls", "plugin"} {
@@ -57,7 +58,7 @@ func (m *Model) splitBackend(dir string) error {
 	}
 	text, err := json.Marshal(own)
 	if err != nil {
-		return err
+		return out, err
 	}
 	var remote struct {
 		Remote
@@ -68,16 +69,16 @@ func (m *Model) splitBackend(dir string) error {
 	if err := d.Decode(&remote); err != nil {
 		var wrong *json.UnmarshalTypeError
 		if errors.As(err, &wrong) {
-			return fmt.Errorf("backend.%s: expected text, or a mapping of texts for tls, not %s", strings.TrimPrefix(wrong.Field, "Remote."), wrong.Value)
+			return out, fmt.Errorf("%s.%s: expected text, or a mapping of texts for tls, not %s", key, strings.TrimPrefix(wrong.Field, "Remote."), wrong.Value)
 		}
-		return fmt.Errorf("backend.tls: %w: known keys are cert_file, key_file, ca_file", err)
+		return out, fmt.Errorf("%s.tls: %w: known keys are cert_file, key_file, ca_file", key, err)
 	}
-	m.Remote, m.Plugin = &remote.Remote, remote.Plugin
-	for _, p := range []*string{&m.Remote.TLS.CertFile, &m.Remote.TLS.KeyFile, &m.Remote.TLS.CAFile} {
+	out.Remote, out.Plugin = &remote.Remote, remote.Plugin
+	for _, p := range []*string{&out.Remote.TLS.CertFile, &out.Remote.TLS.KeyFile, &out.Remote.TLS.CAFile} {
 		*p = relativeTo(dir, *p)
 	}
-	m.Backend, err = json.Marshal(section)
-	return err
+	out.Section, err = json.Marshal(section)
+	return out, err
 }
 
 // validate checks the values. The error names the key within the backend section.

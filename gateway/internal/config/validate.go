@@ -230,17 +230,10 @@ func (c *Config) validateModels() error {
 		if !slices.Contains([]string{"peft", "tinker"}, m.ExportNames) {
 			return fmt.Errorf("%s.export_names: %q is not one of peft, tinker", key, m.ExportNames)
 		}
-		if m.Remote != nil {
-			if err := m.Remote.validate(); err != nil {
-				return fmt.Errorf("%s.backend.%w", key, err)
+		for j, b := range m.Members() {
+			if err := b.validate(m.sectionKey(key, j), addresses); err != nil {
+				return err
 			}
-			if other, taken := addresses[m.Remote.Address]; taken { // they would take it from each other for ever
-				return fmt.Errorf("%s.backend.address: %q is already that of %s: a backend has one model", key, m.Remote.Address, other)
-			}
-			addresses[m.Remote.Address] = key
-		}
-		if !pluginName.MatchString(m.Plugin) && !(m.Remote != nil && m.Plugin == "") {
-			return fmt.Errorf("%s.backend.plugin: %q is not a plugin name (lower-case letters, digits and - only)", key, m.Plugin)
 		}
 	}
 	return nil

@@ -1,4 +1,4 @@
-// Package fleet has the backends of all served models, one supervised process each, started here or attached to elsewhere, in the form that package runs asks for. It knows processes and no requests.
+// Package fleet has the backends of all served models, one or several supervised processes each, started here or attached to elsewhere, in the form that package runs asks for. It knows processes and no requests.
 package fleet
 
 import (
@@ -14,6 +14,7 @@ import (
 
 	"github.com/tinsmith/tinsmith/gateway/internal/attach"
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
+	"github.com/tinsmith/tinsmith/gateway/internal/config"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/supervisor"
 	"github.com/tinsmith/tinsmith/plugins"
@@ -23,11 +24,13 @@ import (
 type Fleet struct {
 	members []*member // in the order of the configuration
 	byName  map[string]*member
+	models  map[string][]*member
 }
 
-// member is one model's backend.
+// member is one backend of a model.
 type member struct {
-	name       string
+	model      string
+	name       string                 // that of the model, if it has no other
 	supervisor *supervisor.Supervisor // nil for a model that is without a backend
 	without    supervisor.State       // why, then
 
@@ -39,9 +42,10 @@ type member struct {
 	changed chan struct{} // closed and replaced at every change
 }
 
-// State is one model's backend for health checks and metrics.
+// State is one backend for health checks and metrics.
 type State struct {
-	Name string
+	Serves string // the model's name
+	Name   string // of the backend; the model's, if it has no other
 	supervisor.State
 }
 
@@ -60,40 +64,56 @@ const longestPause = 15 * time.Second
 
 // New prepares the backends. A model whose directory cannot be used (catalog.Model.Err) has none, and counts as failed. The caller holds the data directory: what processes of a killed gateway have left of their sockets is removed.
 func New(c Config) (*Fleet, error) {
-	f := &Fleet{byName: map[string]*member{}}
+	f := &Fleet{byName: map[string]*member{}, models: map[string][]*member{}}
 	sockets := socketFolder(c.DataDir)
 	for i, m := range c.Models {
 		if m.Err != nil {
-			one := &member{name: m.Name, without: supervisor.State{Phase: supervisor.Failed, Since: time.Now(), Reason: m.Err.Error()}}
-			f.members = append(f.members, one)
-			f.byName[m.Name] = one
+			for _, b := range m.Members() {
+				f.add(&member{model: m.Name, name: b.Name, without: supervisor.State{Phase: supervisor.Failed, Since: time.Now(), Reason: m.Err.Error()}})
+			}
 			continue
 		}
-		sc := supervisor.Config{
-			Name: m.Name, Load: plugins.LoadRequest{Name: m.Name, Config: m.Backend, Reserve: c.Reserve}, ProgressTimeout: c.ProgressTimeout, Loaded: vocabularyOf(m),
-		}
-		if m.Remote != nil { // directories are those of its machine
-			sc.Attach, sc.LongestPause = attach.To(attach.Config{
-				Address: m.Remote.Address, TLS: m.Remote.TLS.Files(), Plugin: m.Plugin, Model: m.Remote.Model, ModelDir: m.Dir, Leases: c.Leases,
-			}), longestPause
-		} else {
-			program, err := Program(c.PluginDir, m.Plugin)
-			if err != nil {
-				return nil, fmt.Errorf("model %s: %w", m.Name, err)
+		for j, b := range m.Members() {
+			place := fmt.Sprint(i) // of its own under the data directory
+			if j > 0 {
+				place += fmt.Sprintf("-%d", j)
 			}
-			sc.Program, sc.LockFile, sc.Sockets = program, filepath.Join(c.DataDir, fmt.Sprintf("backend-%d.lock", i)), sockets
-			sc.Load.ModelDir, sc.Load.Scratch = m.Dir, filepath.Join(c.DataDir, "scratch", fmt.Sprint(i))
+			s, err := c.supervise(m, b, place, sockets)
+			if err != nil {
+				return nil, fmt.Errorf("model %s: %w", b.Name, err)
+			}
+			one := &member{model: m.Name, name: b.Name, supervisor: s, changed: make(chan struct{})}
+			s.Subscribe(one.observe)
+			f.add(one)
 		}
-		s, err := supervisor.New(sc)
-		if err != nil {
-			return nil, fmt.Errorf("model %s: %w", m.Name, err)
-		}
-		one := &member{name: m.Name, supervisor: s, changed: make(chan struct{})}
-		s.Subscribe(one.observe)
-		f.members = append(f.members, one)
-		f.byName[m.Name] = one
 	}
 	return f, nil
+}
+
+func (f *Fleet) add(m *member) {
+	f.members = append(f.members, m)
+	f.byName[m.name] = m
+	f.models[m.model] = append(f.models[m.model], m)
+}
+
+// supervise prepares one backend of a model.
+func (c *Config) supervise(m *catalog.Model, b config.Backend, place, sockets string) (*supervisor.Supervisor, error) {
+	sc := supervisor.Config{
+		Name: b.Name, Load: plugins.LoadRequest{Name: m.Name, Config: b.Section, Reserve: c.Reserve}, ProgressTimeout: c.ProgressTimeout, Loaded: vocabularyOf(m),
+	}
+	if b.Remote != nil { // directories are those of its machine
+		sc.Attach, sc.LongestPause = attach.To(attach.Config{
+			Address: b.Remote.Address, TLS: b.Remote.TLS.Files(), Plugin: b.Plugin, Model: b.Remote.Model, ModelDir: m.Dir, Leases: c.Leases,
+		}), longestPause
+		return supervisor.New(sc)
+	}
+	program, err := Program(c.PluginDir, b.Plugin)
+	if err != nil {
+		return nil, err
+	}
+	sc.Program, sc.LockFile, sc.Sockets = program, filepath.Join(c.DataDir, "backend-"+place+".lock"), sockets
+	sc.Load.ModelDir, sc.Load.Scratch = m.Dir, filepath.Join(c.DataDir, "scratch", place)
+	return supervisor.New(sc)
 }
 
 // Program is the path of a plugin. The error says which there are.
@@ -137,11 +157,11 @@ func (f *Fleet) Close() {
 	all.Wait()
 }
 
-// Configure changes the configuration of a model's running backend to another `backend:` section, and gives the keys that have changed. See supervisor.Supervisor.Configure.
-func (f *Fleet) Configure(ctx context.Context, model string, section json.RawMessage) ([]string, error) {
-	m, ok := f.byName[model]
+// Configure changes the configuration of a running backend to another `backend:` section, and gives the keys that have changed. See supervisor.Supervisor.Configure.
+func (f *Fleet) Configure(ctx context.Context, backend string, section json.RawMessage) ([]string, error) {
+	m, ok := f.byName[backend]
 	if !ok {
-		return nil, fmt.Errorf("no backend serves %q", model)
+		return nil, fmt.Errorf("there is no backend %q", backend)
 	}
 	if m.supervisor == nil {
 		return nil, errors.New(m.without.Reason)
@@ -153,7 +173,7 @@ func (f *Fleet) Configure(ctx context.Context, model string, section json.RawMes
 func (f *Fleet) States() []State {
 	out := make([]State, len(f.members))
 	for i, m := range f.members {
-		out[i] = State{m.name, m.state()}
+		out[i] = State{m.model, m.name, m.state()}
 	}
 	return out
 }
@@ -174,13 +194,37 @@ func (m *member) state() supervisor.State {
 	return m.supervisor.State()
 }
 
-// Failed says why a model's backend is given up: nothing of it works before the server is started again. The text has the end of the process's stderr. nil for one that works, or may yet.
+// Failed says why all of a model's backends are given up: nothing of it works before the server is started again. The text has the end of the first process's stderr. nil for one that works, or may yet.
 func (f *Fleet) Failed(model string) error {
-	m, ok := f.byName[model]
-	if !ok {
-		return nil
+	return f.all(model, func(m *member) error { return failure(m.state()) })
+}
+
+// all gives what is wrong with the first backend of a model, if something is with each.
+func (f *Fleet) all(model string, wrong func(*member) error) error {
+	var first error
+	for _, m := range f.models[model] {
+		err := wrong(m)
+		if err == nil {
+			return nil
+		}
+		if first == nil {
+			first = err
+		}
 	}
-	return failure(m.state())
+	return first
+}
+
+// Status is what a backend has reported last, the zero Status if it has no process that is ready.
+func (f *Fleet) Status(backend string) plugins.Status {
+	m, ok := f.byName[backend]
+	if !ok {
+		return plugins.Status{}
+	}
+	s := m.state()
+	if s.Phase != supervisor.Ready {
+		return plugins.Status{}
+	}
+	return s.Status
 }
 
 // failure is why a backend is in the phase Failed, nil in others.
@@ -194,39 +238,38 @@ func failure(s supervisor.State) error {
 	return fmt.Errorf("%s; its last output: %s", s.Reason, s.StderrTail)
 }
 
-// Refuse says why a model takes no new work for now: its backend seems to hang, or has accepted work that waits for room on the disk. What was accepted is done by the next process, so a backend that is being replaced or
+// Refuse says why a model takes no new work for now: each of its backends seems to hang, or has accepted work that waits for room on the disk. What was accepted is done by the next process, so a backend that is being replaced or
 // loaded takes work; and one that has failed for good fails it with its reason.
-func (f *Fleet) Refuse(model string) error {
-	m, ok := f.byName[model]
-	if !ok {
-		return nil
-	}
+func (f *Fleet) Refuse(model string) error { return f.all(model, (*member).refuse) }
+
+func (m *member) refuse() error {
 	state := m.state()
 	if state.Stalled != "" {
-		return fmt.Errorf("the backend of %s hangs: %s", model, state.Stalled)
+		return fmt.Errorf("the backend of %s hangs: %s", m.name, state.Stalled)
 	}
 	if state.Status.NoRoom != "" {
-		return fmt.Errorf("the backend of %s has work that waits for the disk: %s", model, state.Status.NoRoom)
+		return fmt.Errorf("the backend of %s has work that waits for the disk: %s", m.name, state.Status.NoRoom)
 	}
 	return nil
 }
 
-// Idle says why a model's backend does nothing for now: it is being started or replaced, or seems to hang. "" = it works.
+// Idle says why a model's backends do nothing for now: each is being started or replaced, or seems to hang. "" = one works.
 func (f *Fleet) Idle(model string) string {
-	m, ok := f.byName[model]
-	if !ok {
-		return ""
-	}
-	if err := f.Refuse(model); err != nil {
-		return err.Error()
-	}
-	if m.supervisor == nil {
-		return m.without.Reason
-	}
-	if _, _, err := m.supervisor.Backend(); err != nil {
+	if err := f.all(model, (*member).idle); err != nil {
 		return err.Error()
 	}
 	return ""
+}
+
+func (m *member) idle() error {
+	if err := m.refuse(); err != nil {
+		return err
+	}
+	if m.supervisor == nil {
+		return errors.New(m.without.Reason)
+	}
+	_, _, err := m.supervisor.Backend()
+	return err
 }
 
 // observe follows the process: ready, or lost.
@@ -257,18 +300,18 @@ func (m *member) lossOutside() bool {
 	return m.outside
 }
 
-// Forgive tells that the crashes of a model's backend so far had a cause that does not come again. See supervisor.Supervisor.Forgive.
-func (f *Fleet) Forgive(model string) {
-	if m, ok := f.byName[model]; ok && m.supervisor != nil {
+// Forgive tells that the crashes of a backend so far had a cause that does not come again. See supervisor.Supervisor.Forgive.
+func (f *Fleet) Forgive(backend string) {
+	if m, ok := f.byName[backend]; ok && m.supervisor != nil {
 		m.supervisor.Forgive()
 	}
 }
 
-// Backend waits until the model's backend is ready, or has failed for good, or ctx ends.
-func (f *Fleet) Backend(ctx context.Context, model string) (runs.Backend, error) {
-	m, ok := f.byName[model]
+// Backend waits until a backend is ready, or has failed for good, or ctx ends.
+func (f *Fleet) Backend(ctx context.Context, name string) (runs.Backend, error) {
+	m, ok := f.byName[name]
 	if !ok {
-		return runs.Backend{}, fmt.Errorf("no backend serves %q", model)
+		return runs.Backend{}, fmt.Errorf("there is no backend %q", name)
 	}
 	if m.supervisor == nil {
 		return runs.Backend{}, failure(m.without)

@@ -73,7 +73,11 @@ func (f *Fleet) RegisterMetrics() (unregister func() error, err error) {
 	}
 	registration, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		for _, s := range f.States() {
-			model := metric.WithAttributes(attribute.String("model", s.Name))
+			of := []attribute.KeyValue{attribute.String("model", s.Serves)}
+			if s.Name != s.Serves { // it has several
+				of = append(of, attribute.String("backend", s.Name))
+			}
+			model := metric.WithAttributes(of...)
 			for i, figure := range figures {
 				record[i](o, figure.read(s.State), model)
 			}

@@ -58,6 +58,7 @@ type world struct {
 	crashes    atomic.Bool                   // processes end by themselves, not by the test, and the next one starts
 	losses     atomic.Int64                  // that ended so
 	accept     bool                          // the store is opened although it has lost something
+	pool       *pool                         // the backends, if there are several; nil = one, which is current
 }
 
 // onPostgres is in the names of tests and benchmarks whose worlds have their records in PostgreSQL.
@@ -135,6 +136,9 @@ func (w *world) open() {
 	w.front.now.Store(&behind)
 	cfg.Store = w.front
 	cfg.DataDir, cfg.Backends = w.dir, w
+	if w.pool != nil {
+		cfg.Backends = w.pool
+	}
 	w.Core, err = Open(w.t.Context(), cfg)
 	w.ok(err)
 }
@@ -148,6 +152,9 @@ func (w *world) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.current.Lose()
+	if w.pool != nil {
+		w.pool.end()
+	}
 }
 
 // restart is a restart of the server, which takes the backend with it.

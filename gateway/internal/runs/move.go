@@ -126,9 +126,10 @@ func (c *Core) writeState(ctx context.Context, b Backend, r *run) bool {
 		p.Scope, p.WindowSent, p.WindowFault = plugins.ScopeAccumulator, w.sent || w.kept(), w.fault
 	}
 	q.position++
-	req := plugins.SaveAdapterRequest{Adapter: r.adapter, Position: q.position, Scope: p.Scope, Path: c.file(unsettledName(p.Dir)), Metadata: c.ofPoint(r, p)}
+	req := plugins.SaveAdapterRequest{Adapter: r.adapter, Position: q.position, Scope: p.Scope, Path: c.file(unsettledName(p.Dir))}
 	r.writing = true
 	c.mu.Unlock()
+	req.Metadata = c.ofPoint(r, p)
 	err := makeDirs(filepath.Dir(c.file(p.Dir)))
 	if err != nil {
 		c.log.Error("the folder of a recovery point could not be made", "run", r.ID, "error", err)

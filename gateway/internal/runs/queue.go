@@ -215,7 +215,7 @@ func (c *Core) pump(r *run) {
 	}
 	q := &r.queue
 	for len(q.ready) > 0 && !c.closing && !q.alone && q.skipping == 0 {
-		if r.moving != nil && !r.writing && r.rebuild == nil {
+		if r.moving != nil && (r.moving.going || !r.writing) && r.rebuild == nil {
 			c.continueMove(r)
 			return
 		}

@@ -89,6 +89,8 @@ type RunInfo struct {
 	Inexact         string // "" as a rule; else why a rebuilt adapter's bits may differ from those of an undisturbed run
 	LastCheckpoint  *CheckpointInfo
 	LastSampler     *CheckpointInfo
+	Backend         string  // whose home it is, where its model has several; "" = one
+	Moves           int     // how often it has got another one since the server was started
 	Began           *Origin // of the import that it was made from, at once or over other runs; nil without one
 
 	apart bool // see wholeRun
@@ -132,32 +134,32 @@ const (
 // run is a run in memory. The record is what is stored.
 type run struct {
 	runRecord
-	model     *model         // nil if it is not served any more
-	session   *session       // nil for copies and imports
-	home      *slot          // the backend that has the adapter, or is to have it; nil as model
-	adapter   string         // its id there
-	boot      string         // process there that has the adapter; "" = none
-	stay      *stay          // who uses it there; nil where the model has one backend
-	homes     int            // how often it has got another one
-	moving    *move          // to another backend, once nothing of it is with its home
-	moved     time.Time      // when it got its home, if not at first
-	full      map[*slot]bool // backends that had no room for it when it was to be rebuilt or made there last
-	crashes   int            // that cut its rebuild off, one after the other
-	rebuild   *rebuild       // while the adapter is on its way into a process; nil = it is there, or has not been made yet
-	points    []*recoveryPoint
-	since     sincePoint
-	writing   bool           // a recovery point is on its way
-	pruning   bool           // recovery points and requests that nothing needs any more are being deleted
-	prunable  bool           // since that began there may be more of them
-	written   *recoveryPoint // it is on disk, and counts when everything up to its place is in the journal
-	live      runStats
-	series    runSeries
-	untaken   untaken // of what was sampled since the last step
-	queue     queue
-	pins      map[int64]*snapshot // versions that unnamed samplers use
-	reserved  map[string]bool     // checkpoint paths that saves in flight will make
-	gap       *time.Timer
-	turn      turn
+	model    *model         // nil if it is not served any more
+	session  *session       // nil for copies and imports
+	home     *slot          // the backend that has the adapter, or is to have it; nil as model
+	adapter  string         // its id there
+	boot     string         // process there that has the adapter; "" = none
+	stay     *stay          // who uses it there; nil where the model has one backend
+	homes    int            // how often it has got another one
+	moving   *move          // to another backend, once nothing of it is with its home
+	moved    time.Time      // when it got its home, if not at first
+	full     map[*slot]bool // backends that had no room for it when it was to be rebuilt or made there last
+	crashes  int            // that cut its rebuild off, one after the other
+	rebuild  *rebuild       // while the adapter is on its way into a process; nil = it is there, or has not been made yet
+	points   []*recoveryPoint
+	since    sincePoint
+	writing  bool           // a recovery point is on its way
+	pruning  bool           // recovery points and requests that nothing needs any more are being deleted
+	prunable bool           // since that began there may be more of them
+	written  *recoveryPoint // it is on disk, and counts when everything up to its place is in the journal
+	live     runStats
+	series   runSeries
+	untaken  untaken // of what was sampled since the last step
+	queue    queue
+	pins     map[int64]*snapshot // versions that unnamed samplers use
+	reserved map[string]bool     // checkpoint paths that saves in flight will make
+	gap      *time.Timer
+	turn     turn
 }
 
 type runRecord struct {

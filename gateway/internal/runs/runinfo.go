@@ -51,6 +51,9 @@ func (c *Core) describeRun(r *run) RunInfo {
 		info.TokenizerID = r.model.TokenizerID
 	}
 	info.Inexact, info.apart, info.Began = r.Inexact, r.Apart, r.Began
+	if r.home != nil && r.model.pooled() && r.usable() {
+		info.Backend, info.Moves = r.home.name, r.homes
+	}
 	if info.Corrupted {
 		info.CorruptedReason = r.Reason
 	}

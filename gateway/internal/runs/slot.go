@@ -343,6 +343,7 @@ func (c *Core) rehome(r *run, to *slot, why string) {
 	r.home, r.moved = to, c.cfg.now()
 	r.homes++
 	r.adapter = fmt.Sprintf("%s@%d", r.ID, r.homes) // the old one may still be sampled from where it was
+	r.model.wake()
 	c.proceed(from)
 	c.proceed(to)
 }

@@ -74,6 +74,26 @@ type Model struct {
 	Memory []Memory `json:"memory,omitempty"`
 	// Rebuilding is there in the state rebuilding: the backend is ready, and runs are brought back to where they were. Everything else is served meanwhile, so that the status stays ok.
 	Rebuilding *Rebuilding `json:"rebuilding,omitempty"`
+	// Backends are those of a model that has several. Then it is ready when one of them is, and what stands above is the first ready one's.
+	Backends []Backend `json:"backends,omitempty"`
+}
+
+// Backend is the state of one of a model's backends.
+type Backend struct {
+	Name       string  `json:"name"`
+	State      string  `json:"state"` // as a model's, but for downloading and rebuilding
+	Progress   float64 `json:"progress,omitempty"`
+	Reason     string  `json:"reason,omitempty"`
+	Restarts   int     `json:"restarts"`
+	LastLoss   string  `json:"last_loss,omitempty"`
+	Device     string  `json:"device,omitempty"`
+	DType      string  `json:"dtype,omitempty"`
+	Arithmetic string  `json:"arithmetic,omitempty"`
+	Drained    bool    `json:"drained"`     // it gets nothing new, and its runs move to the others
+	Runs       int     `json:"runs"`        // that live there
+	ActiveRuns int     `json:"active_runs"` // of them: that have work, or had some a moment ago
+	Leaving    int     `json:"leaving"`     // of them: that are moving elsewhere
+	Samples    int     `json:"samples"`     // sequences that it was given to sample
 }
 
 // Memory is one line of a backend's plan of memory, in the backend's words.
@@ -93,7 +113,13 @@ func (h Health) public() Health {
 	}
 	h.Models = slices.Clone(h.Models)
 	for i := range h.Models {
-		for _, reason := range []*string{&h.Models[i].Reason, &h.Models[i].LastLoss} {
+		m := &h.Models[i]
+		reasons := []*string{&m.Reason, &m.LastLoss}
+		m.Backends = slices.Clone(m.Backends)
+		for j := range m.Backends {
+			reasons = append(reasons, &m.Backends[j].Reason, &m.Backends[j].LastLoss)
+		}
+		for _, reason := range reasons {
 			if *reason != "" {
 				*reason = told
 			}

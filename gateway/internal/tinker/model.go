@@ -163,7 +163,7 @@ func (s *Service) runStatuses(c call) (any, error) {
 	for i, r := range statuses {
 		out[i] = gin.H{
 			"rebuilding": rebuildingOf(c, r.Rebuilding),
-			"run_id":     r.ID, "session_id": r.SessionID, "base_model": r.BaseModel, "rank": r.LoRA.Rank, "live": r.Live, "corrupted": r.Corrupted, "corrupted_reason": keys.TellFault(c.Request.Context(), r.CorruptedReason), "inexact": r.Inexact,
+			"run_id":     r.ID, "session_id": r.SessionID, "base_model": r.BaseModel, "rank": r.LoRA.Rank, "live": r.Live, "corrupted": r.Corrupted, "corrupted_reason": keys.TellFault(c.Request.Context(), r.CorruptedReason), "inexact": r.Inexact, "backend": r.Backend, "moves": r.Moves,
 			"unread_inputs": r.UnreadInputs, "user_metadata": r.UserMetadata, "began": r.Began,
 			"step": r.Step, "version": r.Version, "queued": r.Queued, "trained_tokens": r.TrainedTokens, "tokens_per_second": r.TokensPerSecond,
 			"last_loss": finite(r.LastLoss), "grad_norm": finite(r.GradientNorm), "adapter_norm": finite(r.AdapterNorm), "last_request_time": r.LastRequest,

@@ -64,7 +64,7 @@ func overviewOf(c call, o runs.RunOverview) gin.H {
 	}
 	out := gin.H{
 		"run_id": o.ID, "session_id": o.SessionID, "owner": o.Owner, "base_model": o.BaseModel, "rank": o.LoRA.Rank, "live": o.Live, "state": o.State, "reason": keys.TellFault(c.Request.Context(), o.Reason),
-		"created_at": o.CreatedAt, "last_request_time": o.LastRequest, "inexact": o.Inexact, "user_metadata": o.UserMetadata, "series": series,
+		"created_at": o.CreatedAt, "last_request_time": o.LastRequest, "inexact": o.Inexact, "backend": o.Backend, "moves": o.Moves, "user_metadata": o.UserMetadata, "series": series,
 		"queued": o.Queued, "unread_inputs": o.UnreadInputs, "rebuilding": rebuildingOf(c, o.Rebuilding),
 	}
 	addNaming(out, o.Naming)

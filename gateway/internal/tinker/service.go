@@ -128,6 +128,7 @@ func (s *Service) Register(r gin.IRouter) {
 	g.GET("/tinsmith/usage", s.lists(s.usageByDay))
 	g.GET("/tinsmith/models/files", s.auths(s.modelFiles))
 	g.GET("/tinsmith/environment", s.auths(s.environment))
+	g.POST("/tinsmith/backends/drain", s.auths(s.drainBackend))
 }
 
 // call is one authenticated request. As a context it is the request's: gin uses its own for the next request while a database's goroutine may still ask whether this one has ended.
