@@ -33,10 +33,12 @@ type member struct {
 	lost       chan struct{}
 	failed     error
 	crashed    bool   // its last process ended by itself
+	crashes    int    // how often one did
 	config     string // of its processes; "" = the world's
 	arithmetic string
 	calls      []string // adapters that were made or loaded in it
 	samples    int      // that it was asked for
+	full       bool     // it has no memory for another adapter
 }
 
 // pooled is a world whose model has so many backends.
@@ -74,6 +76,7 @@ func (p *pool) begin(name string) {
 	b = fake.New(fake.Options{Exit: func(int) { // by itself
 		p.mu.Lock()
 		m.crashed = true
+		m.crashes++
 		p.mu.Unlock()
 		p.lose(name, b)
 		go p.begin(name)
@@ -142,7 +145,11 @@ func (p *pool) Backend(ctx context.Context, name string) (Backend, error) {
 		if b := m.process; b != nil {
 			info, err := b.Info(ctx)
 			model := plugins.ModelInfo{Architecture: "Fake", VocabSize: 64, MaxContextLength: 128, MaxRank: 64, ModelHash: m.loaded.ModelHash, Arithmetic: m.loaded.Arithmetic + m.arithmetic}
-			out := Backend{Backend: noted{b, p, m}, BootID: info.BootID, Model: model, Lost: m.lost, Reason: func() string { return "killed by the test" }, Outside: func() bool {
+			var behind plugins.Backend = b
+			if m.full {
+				behind = full{b}
+			}
+			out := Backend{Backend: noted{behind, p, m}, BootID: info.BootID, Model: model, Lost: m.lost, Reason: func() string { return "killed by the test" }, Outside: func() bool {
 				p.mu.Lock()
 				defer p.mu.Unlock()
 				return !m.crashed

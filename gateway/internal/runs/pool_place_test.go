@@ -1,0 +1,230 @@
+package runs
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tinsmith/tinsmith/plugins"
+)
+
+// Work that crashes its backend stays with one: it takes the others from nobody, and is found there.
+func TestPoolKeepsCrashesTogether(t *testing.T) {
+	const steps, runs = 4, 5
+	want := neverMoved(t, steps)
+	w, p := pooled(t, 3, func(w *world) { w.fake = crashOnMark })
+	session := w.session()
+	bad := w.newRun(session, 100)
+	home := w.home(bad)
+	results := make([][]string, runs)
+	var all sync.WaitGroup
+	for n := range runs {
+		all.Go(func() { results[n] = w.learn(w.newRun(session, int64(n)), int64(n), steps) })
+	}
+	req := w.pass(bad, 1)
+	req.Data[0].Tokens = []int32{marked, 3, 4, 5}
+	s, err := w.ForwardBackward(t.Context(), req)
+	w.ok(err)
+	w.failure(w.outcome(s.RequestID), CategoryServer, "it crashes the backend of "+home)
+	all.Wait()
+	for n, got := range results {
+		if !slices.Equal(got, want) {
+			t.Errorf("run %d: the results differ from an undisturbed run's:\n%v\n%v", n, got, want)
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, name := range p.names {
+		if n := p.members[name].crashes; name == home && (n < 2 || n > 4) || name != home && n != 0 {
+			t.Errorf("%s crashed %d times", name, n)
+		}
+	}
+}
+
+// A run goes to a backend with another arithmetic only if it must, and says so then.
+func TestPoolPrefersTheSameArithmetic(t *testing.T) {
+	w, p := pooled(t, 2, nil)
+	p.mu.Lock()
+	p.members[p.names[1]].arithmetic = " of another kind"
+	p.mu.Unlock()
+	session := w.session()
+	var run string
+	for n := int64(0); run == "" || w.home(run) != p.names[0]; n++ {
+		run = w.newRun(session, n)
+	}
+	w.good(w.ForwardBackward(t.Context(), w.pass(run, 1)))
+	w.good(w.OptimStep(t.Context(), w.step(run, 2)))
+	p.kill(p.names[0])
+	w.eventually(func() bool { return w.runs[run].rebuild != nil })
+	s, err := w.ForwardBackward(t.Context(), w.pass(run, 3))
+	w.ok(err)
+	time.Sleep(50 * time.Millisecond)
+	if home := w.home(run); home != p.names[0] {
+		t.Fatalf("it went to %s, whose arithmetic is another, while its own backend comes again", home)
+	}
+	p.begin(p.names[0])
+	w.good(s, nil)
+	inexact := func() string {
+		info, err := w.Run(t.Context(), owner, run, ScopeOwned)
+		w.ok(err)
+		return info.Inexact
+	}
+	if why := inexact(); why != "" {
+		t.Errorf("inexact: %s", why)
+	}
+	w.ok(w.Drain(p.names[0], true))
+	w.arrived(run, p.names[1])
+	w.good(w.OptimStep(t.Context(), w.step(run, 4)))
+	if why := inexact(); !strings.Contains(why, p.names[1]) || !strings.Contains(why, "of another kind") {
+		t.Errorf("inexact: %q", why)
+	}
+	w.refused(w.Drain(p.names[1], true), KindInvalid, p.names[1], "no other backend")
+	w.refused(w.Drain("nobody", true), KindNotFound, "nobody")
+}
+
+// A version whose home has no room is sampled elsewhere, with the same tokens: its files go there once, and it is loaded as any saved version.
+func TestPoolSendsVersionsElsewhere(t *testing.T) {
+	busy := map[string]bool{}
+	var mu sync.Mutex
+	w, p := pooled(t, 2, func(w *world) {
+		w.config.Status = func(backend string) plugins.Status {
+			mu.Lock()
+			defer mu.Unlock()
+			if busy[backend] {
+				return plugins.Status{WaitingSamples: 5}
+			}
+			return plugins.Status{}
+		}
+	})
+	run := w.trained(w.session(), 0)
+	home := w.home(run)
+	other := p.names[1-slices.Index(p.names, home)]
+	saved := w.good(w.SaveWeightsForSampler(t.Context(), SaveWeightsForSampler{Operation: at(run, 5), SamplerSeq: 1}))
+	id := saved.SavedSampler.SamplerID
+	first := w.sampled(w.sample(id, 0))
+	if p.sampled(home) != 1 || p.sampled(other) != 0 {
+		t.Fatalf("%d samples at home, %d elsewhere", p.sampled(home), p.sampled(other))
+	}
+	mu.Lock()
+	busy[home] = true
+	mu.Unlock()
+	var all sync.WaitGroup
+	for i := range int64(6) {
+		all.Go(func() {
+			if got := w.sampled(w.sample(id, 1+i)); fmt.Sprint(got.Sequences) != fmt.Sprint(first.Sequences) {
+				t.Errorf("elsewhere it says %v, at home %v", got.Sequences, first.Sequences)
+			}
+		})
+	}
+	all.Wait()
+	if p.sampled(home) != 1 || p.sampled(other) != 6 {
+		t.Errorf("%d samples at home, %d elsewhere", p.sampled(home), p.sampled(other))
+	}
+	p.mu.Lock()
+	loads := len(slices.DeleteFunc(slices.Clone(p.members[other].calls), func(adapter string) bool { return !strings.HasPrefix(adapter, "saved-") }))
+	p.mu.Unlock()
+	if loads != 1 {
+		t.Errorf("the version was loaded %d times", loads)
+	}
+	// Once it has room again, it is at home as well.
+	mu.Lock()
+	clear(busy)
+	mu.Unlock()
+	for i := range int64(20) {
+		req := w.sample(id, 10+i)
+		req.Prompt = []int32{int32(i), 3}
+		w.sampled(req)
+	}
+	if p.sampled(home) == 1 || p.sampled(other) == 6 {
+		t.Errorf("%d samples at home, %d elsewhere", p.sampled(home), p.sampled(other))
+	}
+}
+
+// full is a backend without memory for another adapter.
+type full struct{ plugins.Backend }
+
+func (f full) CreateAdapter(context.Context, plugins.CreateAdapterRequest) (plugins.AdapterInfo, error) {
+	return plugins.AdapterInfo{}, &plugins.Error{Kind: plugins.KindCapacity, Message: "no room"}
+}
+
+func (f full) LoadAdapter(context.Context, plugins.LoadAdapterRequest) (plugins.AdapterInfo, error) {
+	return plugins.AdapterInfo{}, &plugins.Error{Kind: plugins.KindCapacity, Message: "no room"}
+}
+
+// A run that its backend has no memory for is made, or made again, in another one.
+func TestPoolFindsRoom(t *testing.T) {
+	w, p := pooled(t, 3, nil)
+	p.mu.Lock()
+	p.members[p.names[0]].full = true
+	p.mu.Unlock()
+	session := w.session()
+	var made []string
+	for n := range int64(4) {
+		run := w.newRun(session, n)
+		made = append(made, run)
+		if w.home(run) == p.names[0] {
+			t.Errorf("%s is in the backend without room", run)
+		}
+		w.good(w.ForwardBackward(t.Context(), w.pass(run, 1)))
+		w.good(w.OptimStep(t.Context(), w.step(run, 2)))
+	}
+	p.kill(p.names[1])
+	for _, run := range made {
+		w.good(w.ForwardBackward(t.Context(), w.pass(run, 3)))
+		w.arrived(run, p.names[2])
+	}
+}
+
+// A backend that joins gets runs of those that are busier: one after the other, until none is far busier than another.
+func TestPoolBalances(t *testing.T) {
+	var mu sync.Mutex
+	now := time.Now()
+	w, p := pooled(t, 2, func(w *world) {
+		w.config.Now = func() time.Time {
+			mu.Lock()
+			defer mu.Unlock()
+			return now
+		}
+		w.config.SessionExpiry = time.Hour
+	})
+	later := func(d time.Duration) {
+		mu.Lock()
+		defer mu.Unlock()
+		now = now.Add(d)
+	}
+	p.kill(p.names[1])
+	w.eventually(func() bool { return !w.models[0].slots[1].running })
+	session := w.session()
+	var made []string
+	for n := range int64(6) {
+		made = append(made, w.newRun(session, n))
+	}
+	later(20 * time.Second)
+	for _, run := range made {
+		w.good(w.ForwardBackward(t.Context(), w.pass(run, 1)))
+	}
+	p.begin(p.names[1])
+	count := func() (n int) {
+		for _, run := range made {
+			if r := w.runs[run]; r.home.index == 1 && r.rebuild == nil {
+				n++
+			}
+		}
+		return n
+	}
+	w.eventually(func() bool { return count() == 3 && w.models[0].moves.balancing == nil })
+	for _, run := range made {
+		w.good(w.OptimStep(t.Context(), w.step(run, 2)))
+	}
+	later(15 * time.Second)
+	w.Core.mu.Lock()
+	w.rebalance(w.models[0])
+	if n := count(); n != 3 || w.models[0].moves.balancing != nil {
+		t.Errorf("%d runs moved, and more do, although none is far busier", n)
+	}
+	w.Core.mu.Unlock()
+}
