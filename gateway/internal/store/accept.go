@@ -40,12 +40,14 @@ func (o *opening) accept(ctx context.Context) error {
 	o.fresh, o.before = true, nil
 	kind, findings := o.loss.Kind, o.loss.Findings
 	if o.log == nil { // it was not reached
-		if err := o.judgeLog(); err != nil {
+		if err := o.judgeLog(ctx); err != nil {
 			return err
 		}
 	}
 	o.loss.Kind, o.loss.Findings = kind, findings // the log is taken as far as it goes
-	o.log.remove, o.log.spares = o.setAside, nil
+	if l, ok := o.log.(*commitLog); ok {
+		l.remove, l.spares = o.setAside, nil
+	}
 	return nil
 }
 
@@ -133,9 +135,12 @@ func (o *opening) accepted(ctx context.Context, s *sqlStore) error {
 	if err != nil {
 		return err
 	}
-	numbers, err := s.journal.segments()
-	if err != nil {
-		return err
+	var numbers []int64
+	files, ok := s.journal.(*journal)
+	if ok {
+		if numbers, err = files.segments(); err != nil {
+			return err
+		}
 	}
 	var move []string
 	if _, err := os.Stat(o.path(restoringName)); err == nil {
@@ -145,7 +150,7 @@ func (o *opening) accepted(ctx context.Context, s *sqlStore) error {
 	}
 	for _, n := range numbers {
 		if !keep[n] {
-			move = append(move, s.journal.path(n))
+			move = append(move, files.path(n))
 		}
 	}
 	for _, path := range move {
@@ -156,7 +161,9 @@ func (o *opening) accepted(ctx context.Context, s *sqlStore) error {
 	if err := o.setAsideLog(); err != nil {
 		return err
 	}
-	s.log.older, s.log.remove = nil, s.log.spare
+	if l, ok := s.log.(*commitLog); ok {
+		l.older, l.remove = nil, l.spare
+	}
 	slog.WarnContext(ctx, "the store goes on with what is left", "identity", s.mark.identity.String(), "changes", s.inDatabase, "aside", o.aside)
 	return nil
 }

@@ -59,8 +59,11 @@ func (s *sqlStore) applyTo(ctx context.Context, c any, p *pending) (err error) {
 			err = errors.Join(err, failed, driver.ErrBadConn) // the connection is not used again
 		}
 	}()
-	// When the answer to an earlier attempt was lost, it may have been committed.
-	applied, err := w.number(appliedText, inStore, appliedKey)
+	if err := w.hold(s.db.lease); err != nil {
+		return err
+	}
+	// When the answer to an earlier attempt was lost, it may have been committed, or may be yet.
+	applied, err := w.number(appliedText+s.db.lockOwn, inStore, appliedKey)
 	if err != nil || applied >= p.last {
 		return err
 	}
@@ -112,6 +115,9 @@ func (s *sqlStore) applyTo(ctx context.Context, c any, p *pending) (err error) {
 		}
 	}
 	w.write(put, &Record{Collection: inStore, Key: appliedKey, Count: p.last})
+	if s.db.lease != nil {
+		w.run(w.prepare(forgetText), p.last)
+	}
 	if w.err != nil {
 		return w.err
 	}
@@ -239,6 +245,19 @@ func (w *rowWriter) number(text string, args ...driver.Value) (int64, error) {
 		w.err = fmt.Errorf("the database gave %T for a number", v)
 	}
 	return n, w.err
+}
+
+// hold is Lease.hold; nil is no lease.
+func (w *rowWriter) hold(l *Lease) error {
+	if l == nil {
+		return nil
+	}
+	number, err := w.number(holdText, l.number)
+	if err == nil && number != l.number {
+		l.lose(ErrFenced)
+		err = ErrFenced
+	}
+	return err
 }
 
 func (w *rowWriter) close() error {

@@ -108,11 +108,15 @@ func (s *sqlStore) backupJournal(ctx context.Context, dir string, extents map[in
 	}
 	// What is appended to is ended first: then nothing changes any more.
 	err = s.run(ctx, func() error {
-		for collection, open := range s.journal.open {
+		files, ok := s.journal.(*journal)
+		if !ok {
+			return nil
+		}
+		for collection, open := range files.open {
 			if _, named := extents[open.number]; !named {
 				continue
 			}
-			if err := s.journal.closeSegment(collection); err != nil {
+			if err := files.closeSegment(collection); err != nil {
 				return s.fail(err)
 			}
 		}
@@ -121,16 +125,28 @@ func (s *sqlStore) backupJournal(ctx context.Context, dir string, extents map[in
 	if err != nil {
 		return nil, err
 	}
-	sizes = map[int64]int64{}
+	sizes, err = s.journal.backup(ctx, dir, extents)
+	if err != nil {
+		return nil, err
+	}
 	for n, extent := range extents {
-		name := filepath.Base(s.journal.path(n))
-		size, err := linkFile(s.journal.path(n), filepath.Join(dir, name))
+		if size := sizes[n]; size < extent {
+			name := filepath.Base((&journal{}).path(n))
+			s.finding(Finding{Where: filepath.Join(journalName, name), What: fmt.Sprintf("it has %d bytes (-1: it is missing), and records refer to %d", size, extent)})
+		}
+	}
+	return sizes, nil
+}
+
+// backup implements payloads.
+func (j *journal) backup(_ context.Context, dir string, extents map[int64]int64) (map[int64]int64, error) {
+	sizes := map[int64]int64{}
+	for n := range extents {
+		size, err := linkFile(j.path(n), filepath.Join(dir, filepath.Base(j.path(n))))
 		if err != nil {
 			return nil, err
 		}
-		if sizes[n] = size; size < extent {
-			s.finding(Finding{Where: filepath.Join(journalName, name), What: fmt.Sprintf("it has %d bytes (-1: it is missing), and records refer to %d", size, extent)})
-		}
+		sizes[n] = size
 	}
 	return sizes, durable.SyncFolder(dir)
 }

@@ -18,12 +18,15 @@ import (
 
 // A backup of a store in use is all of one moment, and its restoration holds the same, in either engine; a backup of that does, too.
 func TestBackup(t *testing.T) {
-	for _, way := range [][]string{{"SQLite", "SQLite"}, {"SQLite", "PostgreSQL"}, {"PostgreSQL", "SQLite"}, {"PostgreSQL", "PostgreSQL"}} {
+	for _, way := range [][]string{{"SQLite", "SQLite"}, {"SQLite", "PostgreSQL"}, {"PostgreSQL", "SQLite"}, {"PostgreSQL", "PostgreSQL"}, {"PostgreSQL", "shared"}, {"shared", "shared"}, {"shared", "SQLite"}} {
 		t.Run(strings.Join(way, " to "), func(t *testing.T) {
 			options := func(driver string) Options {
 				opts := Options{Dir: filepath.Join(t.TempDir(), "data"), Reserve: -1, InlineBytes: 100, SegmentBytes: 8 << 10, applyAfter: 20 * time.Millisecond}
-				if driver == "PostgreSQL" {
+				if driver != "SQLite" {
 					opts.PostgresURL = storetest.Schema(t)
+				}
+				if driver == "shared" {
+					opts.Lease = leaseOf(t, opts.PostgresURL, "", nil)
 				}
 				return opts
 			}

@@ -391,6 +391,14 @@ func (l *commitLog) repair() error {
 	return nil
 }
 
+// opened implements groupLog.
+func (l *commitLog) opened(inDatabase int64) error {
+	return errors.Join(l.applied(inDatabase), l.limitSpares())
+}
+
+func (l *commitLog) newest() int64  { return l.last }
+func (l *commitLog) folder() string { return l.dir }
+
 func (l *commitLog) close() error {
 	if l.file == nil {
 		return nil

@@ -77,7 +77,7 @@ func live(t *testing.T, batches int) lived {
 	write(s, 20)
 	l.want.take(Batch{Put: []Record{{Collection: "other", Key: "1", Payload: make([]byte, s.inline+1)}}}) // as crash does
 	l.dir = crash(t, s)
-	spare, err := os.ReadFile(filepath.Join(l.dir, "log", filepath.Base(s.log.path(s.log.number))))
+	spare, err := os.ReadFile(filepath.Join(l.dir, "log", filepath.Base(files(s).path(files(s).number))))
 	check(t, err)
 	check(t, os.WriteFile(filepath.Join(l.dir, "log", "0000000001"+spareSuffix), spare, 0o600))
 	check(t, s.Close())

@@ -22,6 +22,7 @@ type proxy struct {
 	mu     sync.Mutex
 	moved  *sync.Cond
 	frozen bool
+	cut    bool // connections are closed, and no new ones are taken
 	conns  map[net.Conn]bool
 }
 
@@ -44,6 +45,10 @@ func newProxy(t *testing.T, target string) *proxy {
 			}
 			p.mu.Lock()
 			p.conns[client], p.conns[server] = true, true
+			if p.cut {
+				client.Close()
+				server.Close()
+			}
 			p.mu.Unlock()
 			p.ended.Go(func() { p.copy(server, client) })
 			p.ended.Go(func() { p.copy(client, server) })
@@ -84,6 +89,18 @@ func (p *proxy) freeze(frozen bool) {
 	defer p.mu.Unlock()
 	p.frozen = frozen
 	p.moved.Broadcast()
+}
+
+// sever closes all connections, and takes no new ones; or takes them again.
+func (p *proxy) sever(cut bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cut = cut
+	for c := range p.conns {
+		if cut {
+			c.Close()
+		}
+	}
 }
 
 // A PostgreSQL that answers nothing is as one that is gone: reads and commits fail, the store says so, and it goes on by itself when the server does.

@@ -189,24 +189,38 @@ func (s *sqlStore) probe(ctx context.Context) error {
 
 // room looks at the data directory without writing to it: whether there is room when bytes more are taken.
 func (s *sqlStore) room(bytes int64) *Trouble {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(s.dir, &fs); err != nil {
-		return &Trouble{Failing, fmt.Errorf("look at the data directory: %w", err)}
+	if s.files != "" {
+		if t := roomIn(s.files, bytes, s.reserve); t != nil {
+			return t
+		}
+		bytes = 0
 	}
-	if fs.Flags&unix.ST_RDONLY != 0 {
-		return &Trouble{ReadOnly, fmt.Errorf("the file system of %s is mounted read-only", s.dir)}
-	}
-	for _, dir := range []string{s.dir, s.journal.dir, s.log.dir} {
+	for _, dir := range []string{s.dir, s.journal.folder(), s.log.folder()} {
+		if dir == "" {
+			continue
+		}
 		if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
 			return &Trouble{ReadOnly, fmt.Errorf("%s cannot be written to: %w", dir, err)}
 		}
 	}
-	if free := int64(fs.Bavail) * fs.Bsize; free-bytes < s.reserve {
+	return roomIn(s.dir, bytes, s.reserve)
+}
+
+// roomIn is room for the disk of one folder.
+func roomIn(dir string, bytes, reserve int64) *Trouble {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return &Trouble{Failing, fmt.Errorf("look at %s: %w", dir, err)}
+	}
+	if fs.Flags&unix.ST_RDONLY != 0 {
+		return &Trouble{ReadOnly, fmt.Errorf("the file system of %s is mounted read-only", dir)}
+	}
+	if free := int64(fs.Bavail) * fs.Bsize; free-bytes < reserve {
 		needed := ""
 		if bytes > 0 {
 			needed = fmt.Sprintf(", and %d MiB are needed", (bytes+1<<20-1)>>20)
 		}
-		return &Trouble{Full, fmt.Errorf("%d MiB are free in %s%s; the last %d MiB are kept for the results of accepted work", free>>20, s.dir, needed, s.reserve>>20)}
+		return &Trouble{Full, fmt.Errorf("%d MiB are free in %s%s; the last %d MiB are kept for the results of accepted work", free>>20, dir, needed, reserve>>20)}
 	}
 	return nil
 }

@@ -50,7 +50,7 @@ var troubles = []struct {
 		return func() { check(t, other.close()) }
 	}},
 	{"a broken descriptor", Failing, func(t *testing.T, s *sqlStore, _ string) func() {
-		for _, segment := range s.journal.open { // nobody writes between two commits
+		for _, segment := range segments(s).open { // nobody writes between two commits
 			check(t, segment.file.Close())
 		}
 		return func() {}

@@ -106,7 +106,7 @@ func TestIdentity(t *testing.T) {
 		{"a schema in use with another directory", true, func(s *scene) Options { s.one.Dir = s.other.Dir; return s.one }, ErrForeign, "another store", ""},
 		{"another search path, which is empty", true, func(s *scene) Options { s.one.PostgresURL = storetest.Schema(s.t); return s.one }, ErrForeign, "is empty", ""},
 		{"the schema was emptied", true, func(s *scene) Options {
-			d, err := openPostgres(s.t.Context(), s.one.PostgresURL)
+			d, err := openPostgres(s.t.Context(), s.one.PostgresURL, nil)
 			check(s.t, err)
 			for _, table := range []string{"tinsmith_records", "tinsmith_blocks"} {
 				_, err := d.writer.Exec("DROP TABLE " + table)
@@ -116,13 +116,13 @@ func TestIdentity(t *testing.T) {
 			return s.one
 		}, ErrLost, "missing or empty", ""},
 		{"the schema's rows are from a backup", true, func(s *scene) Options {
-			d, err := openPostgres(s.t.Context(), s.one.PostgresURL)
+			d, err := openPostgres(s.t.Context(), s.one.PostgresURL, nil)
 			check(s.t, err)
 			_, err = d.writer.Exec("CREATE TABLE saved AS SELECT * FROM tinsmith_records")
 			check(s.t, err)
 			check(s.t, d.close())
 			s.put(s.one, "2")
-			d, err = openPostgres(s.t.Context(), s.one.PostgresURL)
+			d, err = openPostgres(s.t.Context(), s.one.PostgresURL, nil)
 			check(s.t, err)
 			for _, text := range []string{"DELETE FROM tinsmith_records", "INSERT INTO tinsmith_records SELECT * FROM saved", "DROP TABLE saved"} {
 				_, err := d.writer.Exec(text)

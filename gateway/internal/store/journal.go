@@ -82,9 +82,7 @@ func (j *journal) append(collection string, payload []byte) (Ref, error) {
 	}
 	ref := Ref{Segment: s.number, Offset: s.size, Length: int64(len(payload))}
 	var header [entryHeader]byte
-	binary.LittleEndian.PutUint32(header[0:], entryMagic)
-	binary.LittleEndian.PutUint32(header[4:], entrySum(ref, payload))
-	binary.LittleEndian.PutUint64(header[8:], uint64(len(payload)))
+	putEntryHeader(header[:], ref, payload)
 	if _, err := s.file.WriteAt(header[:], s.size); err != nil {
 		return Ref{}, fmt.Errorf("append to journal segment %d: %w", s.number, err)
 	}
@@ -94,6 +92,13 @@ func (j *journal) append(collection string, payload []byte) (Ref, error) {
 	s.size += entryHeader + int64(len(payload))
 	j.soil(s)
 	return ref, nil
+}
+
+// putEntryHeader writes the header of an entry.
+func putEntryHeader(header []byte, ref Ref, payload []byte) {
+	binary.LittleEndian.PutUint32(header[0:], entryMagic)
+	binary.LittleEndian.PutUint32(header[4:], entrySum(ref, payload))
+	binary.LittleEndian.PutUint64(header[8:], uint64(len(payload)))
 }
 
 // sync makes everything appended durable, in the order in which it came.
@@ -164,6 +169,8 @@ func (j *journal) close() error {
 	return err
 }
 
+func (j *journal) folder() string { return j.dir }
+
 // abandon lets go of the open segments without a sync: after a failed one nobody knows which of their bytes are on the disk, and a second sync would not tell. What
 // was synced before stays; whatever is appended next begins a segment.
 func (j *journal) abandon() {
@@ -215,9 +222,7 @@ func (j *journal) read(ref Ref) ([]byte, error) {
 
 // readEntry reads and verifies one entry of a segment of the given size.
 func readEntry(r io.ReaderAt, size int64, ref Ref) ([]byte, error) {
-	damaged := func(what string) error {
-		return fmt.Errorf("%w: segment %d, offset %d, length %d: %s", ErrCorrupt, ref.Segment, ref.Offset, ref.Length, what)
-	}
+	damaged := damagedEntry(ref)
 	if ref.Offset < int64(len(segmentMagic)) || ref.Length < 0 || ref.Offset > size-entryHeader || ref.Length > size-entryHeader-ref.Offset {
 		return nil, damaged("the segment has only " + strconv.FormatInt(size, 10) + " bytes")
 	}
@@ -229,13 +234,29 @@ func readEntry(r io.ReaderAt, size int64, ref Ref) ([]byte, error) {
 	if _, err := r.ReadAt(buf, ref.Offset); err != nil {
 		return nil, damaged(err.Error())
 	}
-	payload := buf[entryHeader:]
+	return checkEntry(buf, ref)
+}
+
+// damagedEntry makes errors about an entry.
+func damagedEntry(ref Ref) func(what string) error {
+	return func(what string) error {
+		return fmt.Errorf("%w: segment %d, offset %d, length %d: %s", ErrCorrupt, ref.Segment, ref.Offset, ref.Length, what)
+	}
+}
+
+// checkEntry gives the payload of an entry whose bytes were read.
+func checkEntry(entry []byte, ref Ref) ([]byte, error) {
+	damaged := damagedEntry(ref)
+	if int64(len(entry)) != entryHeader+ref.Length {
+		return nil, damaged(fmt.Sprintf("the entry has %d bytes", len(entry)))
+	}
+	payload := entry[entryHeader:]
 	switch {
-	case binary.LittleEndian.Uint32(buf) != entryMagic:
+	case binary.LittleEndian.Uint32(entry) != entryMagic:
 		return nil, damaged("no entry begins there")
-	case binary.LittleEndian.Uint64(buf[8:]) != uint64(ref.Length):
+	case binary.LittleEndian.Uint64(entry[8:]) != uint64(ref.Length):
 		return nil, damaged("the entry has another length")
-	case binary.LittleEndian.Uint32(buf[4:]) != entrySum(ref, payload):
+	case binary.LittleEndian.Uint32(entry[4:]) != entrySum(ref, payload):
 		return nil, damaged("the checksum does not fit")
 	}
 	return payload, nil

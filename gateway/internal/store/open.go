@@ -19,13 +19,16 @@ var olderFormats = []string{"1", "2", "3", "4", "5"}
 
 // Options say where the state lies.
 type Options struct {
-	Dir          string // the data directory: lock, journal, commit log, and the database file with SQLite; made if absent
-	PostgresURL  string // a connection string: records go to PostgreSQL; "" = SQLite
-	SegmentBytes int64  // size of a journal segment; 0 = 64 MiB
-	Reserve      int64  // bytes of the disk that new work leaves free, see Store.Err; 0 = 64 MiB, negative = none
-	InlineBytes  int    // payloads up to this size stay with their records, which saves a sync; 0 = 8 KiB
-	Accept       bool   // take what is left after a Loss, see there
-	Disk         Disk   // nil = the operating system's; for tests that cut the power
+	Dir          string   // the data directory: lock, journal, commit log, and the database file with SQLite; made if absent
+	PostgresURL  string   // a connection string: records go to PostgreSQL; "" = SQLite
+	SegmentBytes int64    // size of a journal segment; 0 = 64 MiB
+	Reserve      int64    // bytes of the disk that new work leaves free, see Store.Err; 0 = 64 MiB, negative = none
+	InlineBytes  int      // payloads up to this size stay with their records, which saves a sync; 0 = 8 KiB
+	Lease        *Lease   // of the database of PostgresURL, in which everything is then (shared.go); it must outlive the store. nil = the data directory has journal and commit log, and is nobody else's
+	Files        string   // a folder of files that others write for what is stored: Err and Room look at its disk too; "" = they are in Dir
+	Lock         *DirLock // of Dir, by the caller, who lets go of it after Close; nil = the store takes it
+	Accept       bool     // take what is left after a Loss, see there
+	Disk         Disk     // nil = the operating system's; for tests that cut the power
 
 	applyAfter time.Duration // tests only: how long changes stay out of the database
 }
@@ -45,9 +48,12 @@ func Open(ctx context.Context, opts Options) (Store, error) {
 	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the data directory: %w", err)
 	}
-	lock, err := lockDir(opts.Dir)
-	if err != nil {
-		return nil, err
+	var lock *DirLock
+	if opts.Lock == nil {
+		var err error
+		if lock, err = LockDir(opts.Dir); err != nil {
+			return nil, err
+		}
 	}
 	s, err := open(ctx, opts)
 	if err != nil {
@@ -61,6 +67,9 @@ func Open(ctx context.Context, opts Options) (Store, error) {
 
 // open looks at everything before it changes anything.
 func open(ctx context.Context, opts Options) (s *sqlStore, err error) {
+	if opts.Lease != nil && opts.PostgresURL == "" {
+		return nil, errors.New("a store with a lease needs a PostgreSQL database")
+	}
 	o := &opening{opts: opts}
 	if err := o.connect(ctx); err != nil {
 		return nil, err
@@ -103,8 +112,19 @@ func open(ctx context.Context, opts Options) (s *sqlStore, err error) {
 	return s, err
 }
 
-// lockDir holds the data directory until the file is closed or the process ends.
-func lockDir(dir string) (*os.File, error) {
+// DirLock keeps a data directory from other processes.
+type DirLock struct{ file *os.File }
+
+// Close lets go of the directory. Of a nil lock it does nothing.
+func (l *DirLock) Close() error {
+	if l == nil {
+		return nil
+	}
+	return l.file.Close()
+}
+
+// LockDir holds a data directory, which must exist, until the lock is closed or the process ends. ErrLocked if another has it.
+func LockDir(dir string) (*DirLock, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock the data directory: %w", err)
@@ -115,5 +135,5 @@ func lockDir(dir string) (*os.File, error) {
 		}
 		return nil, errors.Join(err, f.Close())
 	}
-	return f, nil
+	return &DirLock{f}, nil
 }

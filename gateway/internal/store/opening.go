@@ -21,7 +21,7 @@ type opening struct {
 	look    *sql.DB  // reads; nil while there is no SQLite database
 	before  *generation
 	held    held
-	log     *commitLog
+	log     groupLog
 	changes *pending // what the log has and the database has not
 	fresh   bool     // it gets a new identity
 	loss    Loss
@@ -40,7 +40,7 @@ func (o *opening) sqlite() bool { return o.opts.PostgresURL == "" }
 // connect opens what reads the database, without changing it.
 func (o *opening) connect(ctx context.Context) (err error) {
 	if !o.sqlite() {
-		if o.db, err = openPostgres(ctx, o.opts.PostgresURL); err == nil {
+		if o.db, err = openPostgres(ctx, o.opts.PostgresURL, o.opts.Lease); err == nil {
 			o.look = o.db.reader
 		}
 		return err
@@ -100,14 +100,31 @@ func (o *opening) judge(ctx context.Context) error {
 		o.loss.cause, o.damaged = err, true
 		return nil //nolint:nilerr // it is told as a loss
 	}
-	if f := o.held.format; f != "" && f != formatVersion && !olderFormat(f) {
-		return fmt.Errorf("%w: it has format %q, this program reads %q", ErrFormat, f, formatVersion)
+	if err := o.judgeFormat(); err != nil {
+		return err
 	}
 	if err := o.judgeIdentity(); err != nil || o.loss.Kind != nil {
 		return err
 	}
-	return o.judgeLog()
+	return o.judgeLog(ctx)
 }
+
+// judgeFormat refuses what this program, or this configuration of it, does not read.
+func (o *opening) judgeFormat() error {
+	f, ours := o.held.format, o.db.format()
+	switch {
+	case f == "" || f == ours || !o.shared() && olderFormat(f):
+		return nil
+	case f == sharedFormat:
+		return fmt.Errorf("%w: %s is one that gateways share, with `files` in their configuration", ErrFormat, o.db.where)
+	case o.shared() && (f == formatVersion || olderFormat(f)):
+		return fmt.Errorf("%w: %s belongs to a gateway whose journal is in its data directory; `tinsmith backup` there and `tinsmith restore` into an empty schema, with `files` in the configuration, is the way to one that is shared", ErrFormat, o.db.where)
+	}
+	return fmt.Errorf("%w: it has format %q, this program reads %q", ErrFormat, f, ours)
+}
+
+// shared tells whether nothing but the generation mark is in the data directory.
+func (o *opening) shared() bool { return o.opts.Lease != nil }
 
 // judgeIdentity compares the database with the mark and with what else is in the directory.
 func (o *opening) judgeIdentity() error {
@@ -135,6 +152,7 @@ func (o *opening) judgeIdentity() error {
 		}
 	case g == nil && h.format == "":
 		o.fresh = true
+	case g == nil && o.shared(): // another gateway has used it so far
 	case g == nil && !journal:
 		o.foreign(o.db.where, "it has records, and the data directory has none of the files that belong to it")
 	case g == nil && h.identity == identity{}: // of an older format
@@ -167,9 +185,9 @@ func (o *opening) judgeIdentity() error {
 }
 
 // judgeLog reads the commit log.
-func (o *opening) judgeLog() (err error) {
+func (o *opening) judgeLog(ctx context.Context) (err error) {
 	o.changes = newPending(0)
-	o.log, err = openCommitLog(o.path("log"), o.held.applied, o.opts.disk(), func(content []byte) error {
+	take := func(content []byte) error {
 		batches, err := decodeBatches(content)
 		if err != nil {
 			return err
@@ -178,7 +196,19 @@ func (o *opening) judgeLog() (err error) {
 			o.changes.take(b)
 		}
 		return nil
-	})
+	}
+	var tails []Finding
+	if o.shared() {
+		var l *sharedLog
+		if l, err = openSharedLog(ctx, o.db, o.opts.Lease, o.held.applied, take); l != nil {
+			o.log = l
+		}
+	} else {
+		var l *commitLog
+		if l, err = openCommitLog(o.path("log"), o.held.applied, o.opts.disk(), take); l != nil {
+			o.log, tails = l, l.tails
+		}
+	}
 	if errors.Is(err, ErrCorrupt) {
 		o.lost("log", "%v", err)
 		o.loss.cause, err = err, nil
@@ -186,12 +216,13 @@ func (o *opening) judgeLog() (err error) {
 	if err != nil {
 		return err
 	}
-	o.changes.last = o.log.last
-	for _, tail := range o.log.tails {
+	last := o.log.newest()
+	o.changes.last = last
+	for _, tail := range tails {
 		slog.Warn("the end of the commit log", "file", tail.Where, "found", tail.What)
 	}
-	if o.before != nil && o.log.last < o.before.Last && o.loss.Kind == nil {
-		o.lost("log", "the commit log ends at change %d, and change %d was acknowledged: a file is missing, an older copy, cut or damaged%s", o.log.last, o.before.Last, tailWords(o.log.tails))
+	if o.before != nil && last < o.before.Last && o.loss.Kind == nil {
+		o.lost("log", "the commit log ends at change %d, and change %d was acknowledged: a file is missing, an older copy, cut or damaged%s", last, o.before.Last, tailWords(tails))
 	}
 	return nil
 }

@@ -223,10 +223,14 @@ func testChangesOverTheDatabase(t *testing.T, opts Options) {
 // onWriter runs f on the writer goroutine, between two groups.
 func onWriter(t *testing.T, s *sqlStore, f func()) {
 	t.Helper()
-	sync := s.journal.syncFile
-	s.journal.syncFile = func(file *os.File) error { f(); return sync(file) }
+	if _, shared := s.journal.(*sharedJournal); shared {
+		check(t, s.run(t.Context(), func() error { f(); return nil }))
+		return
+	}
+	sync := segments(s).syncFile
+	segments(s).syncFile = func(file *os.File) error { f(); return sync(file) }
 	check(t, s.Commit(t.Context(), Batch{Put: []Record{{Collection: "other", Key: "1", Payload: make([]byte, s.inline+1)}}}))
-	s.journal.syncFile = sync
+	segments(s).syncFile = sync
 }
 
 // crash gives a copy of a store's directory as a kill would leave it now.
@@ -260,7 +264,7 @@ func TestGroupsCountOnce(t *testing.T) {
 	if n := count(t, crash(t, s)); n != 3 {
 		t.Errorf("before the database has them: %d, want 3", n)
 	}
-	s.log.remove = func(string) error { return nil }
+	files(s).remove = func(string) error { return nil }
 	check(t, s.flush(t.Context()))
 	if files, _ := filepath.Glob(filepath.Join(s.dir, "log", "*")); len(files) == 0 {
 		t.Error("no file of the log is left: the test does not test what it should")
@@ -269,8 +273,8 @@ func TestGroupsCountOnce(t *testing.T) {
 	if n := count(t, crash(t, s)); n != 4 {
 		t.Errorf("with files that the database has: %d, want 4", n)
 	}
-	sync := s.log.syncFile
-	s.log.syncFile = func(*os.File) error { s.log.syncFile = sync; return unix.EIO } // the bytes are there, and nobody is told that they are
+	sync := files(s).syncFile
+	files(s).syncFile = func(*os.File) error { files(s).syncFile = sync; return unix.EIO } // the bytes are there, and nobody is told that they are
 	if err := s.Commit(t.Context(), add); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("a failed sync: %v", err)
 	}

@@ -26,6 +26,7 @@ const advisoryLock = "1953066611, hashtext(coalesce(current_schema(), ''))" // "
 type holder struct {
 	db    *sql.DB
 	conns *connections
+	lease *Lease // has the lock in its place; nil = none
 
 	mu   sync.Mutex
 	conn *sql.Conn // nil while there is none
@@ -58,7 +59,12 @@ func (h *holder) connect(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("connect to PostgreSQL: %w", err)
 	}
-	if err := lockPostgres(ctx, conn); err != nil {
+	if h.lease == nil {
+		err = lockPostgres(ctx, conn)
+	} else {
+		err = conn.PingContext(ctx)
+	}
+	if err != nil {
 		return errors.Join(err, conn.Close())
 	}
 	h.conn = conn
@@ -73,12 +79,15 @@ func (h *holder) close() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), pingPatience)
 	defer cancel()
-	_, err := h.conn.ExecContext(ctx, "SELECT pg_advisory_unlock("+advisoryLock+")")
+	var err error
+	if h.lease == nil {
+		_, err = h.conn.ExecContext(ctx, "SELECT pg_advisory_unlock("+advisoryLock+")")
+	}
 	return errors.Join(err, h.conn.Close(), h.db.Close())
 }
 
-// openPostgres connects to a PostgreSQL database. Its records are lost to us without the journal in the data directory, and the other way round.
-func openPostgres(ctx context.Context, dsn string) (database, error) {
+// openPostgres connects to a PostgreSQL database. Without a lease its records are lost to us without the journal in the data directory, and the other way round.
+func openPostgres(ctx context.Context, dsn string, lease *Lease) (database, error) {
 	config, err := pgx.ParseConfig(dsn)
 	if err != nil {
 		return database{}, fmt.Errorf("open the PostgreSQL database: %w", err)
@@ -88,11 +97,15 @@ func openPostgres(ctx context.Context, dsn string) (database, error) {
 	}
 	conns := &connections{open: map[*patientConn]bool{}}
 	conns.patience.Store(int64(openingPatience))
-	config.DialFunc = conns.dial(config.DialFunc)
+	if lease != nil {
+		lease.configure(config, conns)
+	} else {
+		config.DialFunc = conns.dial(config.DialFunc)
+	}
 	db := stdlib.OpenDB(*config)
 	db.SetMaxOpenConns(8)
 	db.SetMaxIdleConns(8)
-	h := &holder{db: db, conns: conns}
+	h := &holder{db: db, conns: conns, lease: lease}
 	var name, schema string
 	h.mu.Lock()
 	if err = h.connect(ctx); err == nil {
@@ -109,7 +122,15 @@ func openPostgres(ctx context.Context, dsn string) (database, error) {
 	nothing := func(context.Context) (int64, error) { return 0, nil }
 	return database{
 		snapshot: &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true}, where: place, place: place, settle: nothing, end: nothing,
-		setUp: func(context.Context) error {
+		lease: lease, lockOwn: " FOR UPDATE",
+		setUp: func(ctx context.Context) error {
+			if lease != nil {
+				for _, text := range []string{logTable, payloadTable} {
+					if _, err := db.ExecContext(ctx, text); err != nil {
+						return err
+					}
+				}
+			}
 			conns.patience.Store(int64(patience)) // the tables are made
 			return nil
 		},

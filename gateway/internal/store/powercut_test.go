@@ -185,7 +185,7 @@ func TestPowerCuts(t *testing.T) {
 		cut()
 		return nil
 	}
-	s.journal.syncFile, s.log.syncFile = syncFile, syncFile
+	segments(s).syncFile, files(s).syncFile = syncFile, syncFile
 	check(t, d.syncFile(s.mark.file))          // as it was made
 	s.mark.syncFile = func(f *os.File) error { // on the goroutine that applies: the database has what the mark will say
 		d.committed(t)
@@ -193,14 +193,14 @@ func TestPowerCuts(t *testing.T) {
 		return d.syncFile(f)
 	}
 	applied, again := 0, 0
-	remove := s.log.remove
-	s.log.remove = func(path string) error { // the database has what is in the file
+	remove := files(s).remove
+	files(s).remove = func(path string) error { // the database has what is in the file
 		d.committed(t)
 		cut()
 		mu.Lock()
 		applied++
 		defer mu.Unlock() // no file goes while another cut copies them
-		if len(s.log.spares) < maxSpares {
+		if len(files(s).spares) < maxSpares {
 			again++
 		}
 		return remove(path)

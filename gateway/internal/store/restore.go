@@ -32,7 +32,7 @@ func Restore(ctx context.Context, backup string, opts Options) (err error) {
 	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
 		return err
 	}
-	lock, err := lockDir(opts.Dir)
+	lock, err := LockDir(opts.Dir)
 	if err != nil {
 		return err
 	}
@@ -125,6 +125,9 @@ func (o *opening) load(ctx context.Context, in *os.File, backup string, id ident
 			err = errors.Join(err, tx.Rollback())
 		}
 	}()
+	if err := o.db.hold(ctx, tx); err != nil {
+		return err
+	}
 	putRow, err := tx.PrepareContext(ctx, o.db.text(putRowText))
 	if err != nil {
 		return err
@@ -135,7 +138,7 @@ func (o *opening) load(ctx context.Context, in *os.File, backup string, id ident
 		return err
 	}
 	defer putBlock.Close()
-	extents := map[int64]int64{}
+	extents, refs := map[int64]int64{}, map[Ref]bool{}
 	var sums summer
 	m, err := readDump(in, func(r tableRow) error {
 		if err := r.check(&sums); err != nil {
@@ -148,6 +151,7 @@ func (o *opening) load(ctx context.Context, in *os.File, backup string, id ident
 		for _, ref := range r.refs() {
 			if ref != (Ref{}) {
 				extents[ref.Segment] = max(extents[ref.Segment], ref.Offset+entryHeader+ref.Length)
+				refs[ref] = true
 			}
 		}
 		_, err := put.ExecContext(ctx, r.values()...)
@@ -156,7 +160,12 @@ func (o *opening) load(ctx context.Context, in *os.File, backup string, id ident
 	if err != nil {
 		return err
 	}
-	if err := o.loadJournal(filepath.Join(backup, journalName), m, extents); err != nil {
+	if from := filepath.Join(backup, journalName); o.shared() {
+		err = o.loadShared(ctx, tx, from, m, refs)
+	} else {
+		err = o.loadJournal(from, m, extents)
+	}
+	if err != nil {
 		return err
 	}
 	if err := o.db.sign(ctx, tx, id, held{}); err != nil {

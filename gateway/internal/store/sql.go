@@ -6,7 +6,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,6 +27,8 @@ type database struct {
 	reconnect      func(context.Context) error // restores what belongs to the connections, such as locks, after trouble
 	close          func() error
 
+	lease    *Lease                      // of a shared store; nil = everything else that belongs to the records is in the data directory
+	lockOwn  string                      // behind a query for the store's own record: others that write the same wait for this transaction
 	snapshot *sql.TxOptions              // of a transaction that reads the state of one moment
 	alive    func(context.Context) error // finds out whether a server answers, and connects again; called once a second from one goroutine. nil: there is no server
 	drop     func()                      // ends everything that waits for its answer
@@ -37,6 +38,22 @@ type database struct {
 	setUp        func(ctx context.Context) error                                               // makes what belongs to the engine alone, besides the tables
 	settle       func(ctx context.Context) (epoch int64, err error)                            // called after changes were written, see checkpointer
 	end          func(ctx context.Context) (epoch int64, err error)                            // called before close
+}
+
+// format is what the database says of its form.
+func (d database) format() string {
+	if d.lease != nil {
+		return sharedFormat
+	}
+	return formatVersion
+}
+
+// hold keeps the lease for a transaction, where there is one.
+func (d database) hold(ctx context.Context, tx *sql.Tx) error {
+	if d.lease == nil {
+		return nil
+	}
+	return d.lease.hold(ctx, d, tx)
 }
 
 // text puts the engine's placeholders in place of the question marks.
@@ -63,18 +80,21 @@ const (
 
 type sqlStore struct {
 	db      database
-	journal *journal
-	log     *commitLog
+	journal payloads
+	log     groupLog
 	inline  int
 	dir     string
-	reserve int64 // bytes that new work leaves free
-	lock    *os.File
+	files   string   // the folder of other files, whose disk Err and Room look at; "" = dir alone
+	reserve int64    // bytes that new work leaves free
+	lock    *DirLock // nil = it is the caller's
 
 	requests chan *request
 	answered sync.Pool    // requests, to be used again; of this store alone, since their channels belong to the test that made it
 	mu       sync.RWMutex // held for reading while sending to requests, for writing to close it
 	closed   bool
 	done     chan struct{} // closed when the writer has ended
+	ending   context.Context
+	endWaits context.CancelFunc // ends ending: nothing is waited for that may never come
 	trouble  atomic.Pointer[Trouble]
 
 	// See Damage.
@@ -114,6 +134,8 @@ func newSQLStore(ctx context.Context, db database, o *opening) (*sqlStore, error
 		db: db, inline: opts.InlineBytes, dir: opts.Dir, reserve: opts.Reserve, requests: make(chan *request, maxGroup), done: make(chan struct{}),
 		active: o.changes, applied: make(chan error, 1), applyAfter: cmp.Or(opts.applyAfter, applyAfter), log: o.log, inDatabase: o.held.applied, verify: func() {}, watching: func() {}, dumped: func() {},
 	}
+	s.files = opts.Files
+	s.ending, s.endWaits = context.WithCancel(context.Background())
 	if err := db.prepare(ctx); err != nil {
 		return nil, fmt.Errorf("prepare the database: %w", err)
 	}
@@ -127,10 +149,10 @@ func newSQLStore(ctx context.Context, db database, o *opening) (*sqlStore, error
 	if err := s.sign(ctx, g.Identity, o.held); err != nil {
 		return nil, err
 	}
-	var err error
-	if s.journal, err = openJournal(filepath.Join(opts.Dir, "journal"), opts.SegmentBytes, opts.disk()); err != nil {
+	if err := s.openPayloads(ctx, opts); err != nil {
 		return nil, err
 	}
+	var err error
 	if s.mark, err = openMark(opts.Dir, g, opts.disk()); err != nil {
 		return nil, err
 	}
@@ -165,8 +187,8 @@ func (d database) sign(ctx context.Context, tx *sql.Tx, id identity, h held) err
 	if err != nil {
 		return err
 	}
-	own := []Record{{Collection: inStore, Key: schemaKey, Count: definitionSum(tables)}, {Collection: inStore, Key: identityKey, Value: id[:]}, {Collection: inStore, Key: formatKey, Value: []byte(formatVersion)}}
-	if h.format == formatVersion && h.identity == id {
+	own := []Record{{Collection: inStore, Key: schemaKey, Count: definitionSum(tables)}, {Collection: inStore, Key: identityKey, Value: id[:]}, {Collection: inStore, Key: formatKey, Value: []byte(d.format())}}
+	if h.format == d.format() && h.identity == id {
 		own = own[:1] // an index may be new
 		if h.definitions == own[0].Count {
 			return nil
@@ -180,13 +202,47 @@ func (d database) sign(ctx context.Context, tx *sql.Tx, id identity, h held) err
 	return nil
 }
 
+// openPayloads opens the journal.
+func (s *sqlStore) openPayloads(ctx context.Context, opts Options) error {
+	if s.db.lease == nil {
+		j, err := openJournal(filepath.Join(opts.Dir, journalName), opts.SegmentBytes, opts.disk())
+		if err != nil {
+			return err
+		}
+		s.journal = j
+		return nil
+	}
+	j, err := openSharedJournal(ctx, s.db, s.db.lease, opts.SegmentBytes)
+	if err != nil {
+		return err
+	}
+	s.journal = j
+	if l, ok := s.log.(*sharedLog); ok {
+		l.journal, l.ending, l.waiting = j, s.ending, s.wait
+	}
+	return nil
+}
+
+// wait notes why nothing can be written at present, while the writer waits for that to pass.
+func (s *sqlStore) wait(err error) {
+	t := s.db.trouble(err)
+	if t == nil {
+		t = &Trouble{Failing, err}
+	}
+	s.trouble.Store(t)
+}
+
 // sign signs the store's database.
 func (s *sqlStore) sign(ctx context.Context, id identity, h held) error {
 	tx, err := s.db.writer.BeginTx(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("sign the database: %w", err)
 	}
-	if err := s.db.sign(ctx, tx, id, h); err != nil {
+	err = s.db.hold(ctx, tx)
+	if err == nil {
+		err = s.db.sign(ctx, tx, id, h)
+	}
+	if err != nil {
 		return errors.Join(err, tx.Rollback())
 	}
 	if err := tx.Commit(); err != nil {
@@ -197,14 +253,14 @@ func (s *sqlStore) sign(ctx context.Context, id identity, h held) error {
 
 // replay brings to the database what the commit log has of an earlier process.
 func (s *sqlStore) replay(ctx context.Context) error {
-	if s.log.last > s.inDatabase {
-		if err := errors.Join(s.apply(ctx, s.active), s.settle(ctx, s.log.last)); err != nil {
+	if last := s.log.newest(); last > s.inDatabase {
+		if err := errors.Join(s.apply(ctx, s.active), s.settle(ctx, last)); err != nil {
 			return err
 		}
-		s.inDatabase, s.active = s.log.last, newPending(0)
+		s.inDatabase, s.active = last, newPending(0)
 	}
-	s.active.last = s.log.last
-	return errors.Join(s.log.applied(s.inDatabase), s.log.limitSpares())
+	s.active.last = s.log.newest()
+	return s.log.opened(s.inDatabase)
 }
 
 // settle makes it known outside that the database has what it was given: before this, what the commit log has of it must not go.
@@ -486,6 +542,7 @@ func (s *sqlStore) Close() error {
 	s.closed = true
 	close(s.requests)
 	s.mu.Unlock()
+	s.endWaits()
 	<-s.done
 	s.verify()
 	s.watching()

@@ -222,7 +222,7 @@ func (s *sqlStore) commitGroup(group []*request) {
 		case r.do != nil:
 			r.done <- r.do()
 		case r.flush:
-			s.flushing = append(s.flushing, flush{s.log.last, r.done})
+			s.flushing = append(s.flushing, flush{s.log.newest(), r.done})
 		default:
 			r.done <- nil
 		}
@@ -259,7 +259,7 @@ func (s *sqlStore) commitBatches(group []*request) error {
 	if err := s.log.append(content); err != nil {
 		return s.fail(err)
 	}
-	s.mark.acknowledged(s.log.last)
+	s.mark.acknowledged(s.log.newest())
 	s.show(batches)
 	return nil
 }
@@ -271,7 +271,7 @@ func (s *sqlStore) show(batches []Batch) {
 	for _, b := range batches {
 		s.active.take(b)
 	}
-	s.active.last = s.log.last
+	s.active.last = s.log.newest()
 }
 
 // place moves the large payloads of a batch into the journal. The caller's records stay as they are.
