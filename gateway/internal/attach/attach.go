@@ -24,15 +24,39 @@ var modelFiles = []string{"config.json", "tokenizer.json", "tokenizer.model", "v
 
 // Leases gives the numbers of this gateway's leases: each above all before it, and all above those of gateways with a lower epoch. Its methods may be called concurrently.
 type Leases struct {
-	Gateway string // who takes them, for messages
-	epoch   uint32
+	Gateway string        // who takes them, for messages
+	epoch   uint32        // once begun is closed
+	begun   chan struct{} // closed by Begin
 	taken   atomic.Uint32
 }
 
 // NewLeases makes the numbers of an epoch, which no other gateway of the same backends has, nor this one had before.
-func NewLeases(gateway string, epoch uint32) *Leases { return &Leases{Gateway: gateway, epoch: epoch} }
+func NewLeases(gateway string, epoch uint32) *Leases {
+	l := LaterLeases(gateway)
+	l.Begin(epoch)
+	return l
+}
 
-func (l *Leases) next() uint64 { return uint64(l.epoch)<<32 | uint64(l.taken.Add(1)) }
+// LaterLeases are those of a gateway that waits for its turn: no lease is taken before Begin.
+func LaterLeases(gateway string) *Leases {
+	return &Leases{Gateway: gateway, begun: make(chan struct{})}
+}
+
+// Begin begins the epoch of LaterLeases. It is called once.
+func (l *Leases) Begin(epoch uint32) {
+	l.epoch = epoch
+	close(l.begun)
+}
+
+// next is the number of the next lease; it waits for Begin.
+func (l *Leases) next(ctx context.Context) (uint64, error) {
+	select {
+	case <-l.begun:
+		return uint64(l.epoch)<<32 | uint64(l.taken.Add(1)), nil
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+}
 
 // Config says which backend to attach to.
 type Config struct {
@@ -47,6 +71,10 @@ type Config struct {
 // To gives what a supervisor attaches with.
 func To(c Config) func(context.Context) (supervisor.Process, error) {
 	return func(ctx context.Context) (supervisor.Process, error) {
+		number, err := c.Leases.next(ctx)
+		if err != nil {
+			return nil, err
+		}
 		ctx, cancel := context.WithTimeout(ctx, attachTimeout)
 		defer cancel()
 		sums, err := sums(c.ModelDir)
@@ -54,7 +82,7 @@ func To(c Config) func(context.Context) (supervisor.Process, error) {
 			return nil, err
 		}
 		a, err := plugins.Attach(ctx, plugins.AttachRequest{
-			Address: c.Address, TLS: c.TLS, Gateway: c.Leases.Gateway, Number: c.Leases.next(), Plugin: c.Plugin, Model: c.Model, ModelFiles: sums,
+			Address: c.Address, TLS: c.TLS, Gateway: c.Leases.Gateway, Number: number, Plugin: c.Plugin, Model: c.Model, ModelFiles: sums,
 		})
 		if err != nil {
 			return nil, err

@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"math"
@@ -179,7 +180,26 @@ func TestEpochs(t *testing.T) {
 		}
 	}
 	l := NewLeases("g", 2)
-	if a, b := l.next(), l.next(); a != 2<<32|1 || b != a+1 {
+	if a, b := number(t, l), number(t, l); a != 2<<32|1 || b != a+1 {
 		t.Errorf("numbers %x, %x", a, b)
 	}
+	l = LaterLeases("waiting")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if n, err := l.next(ctx); err == nil {
+		t.Errorf("a lease before it begins: %x", n)
+	}
+	l.Begin(3)
+	if a := number(t, l); a != 3<<32|1 {
+		t.Errorf("number %x", a)
+	}
+}
+
+func number(t *testing.T, l *Leases) uint64 {
+	t.Helper()
+	n, err := l.next(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }

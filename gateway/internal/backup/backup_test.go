@@ -144,7 +144,7 @@ func TestBackupAndRestore(t *testing.T) {
 		t.Errorf("the secret: %v, %v", info, err)
 	}
 	target := filepath.Join(t.TempDir(), "data")
-	ok(t, Restore(t.Context(), dir, target, put(target), quiet))
+	ok(t, Restore(t.Context(), dir, target, target, put(target), quiet))
 	want := maps.Clone(kept)
 	want["tinsmith.db"] = "records"
 	if got := read(t, target); !maps.Equal(got, want) {
@@ -155,7 +155,7 @@ func TestBackupAndRestore(t *testing.T) {
 	if os.SameFile(a, b) {
 		t.Error("the restored file is the backup's own")
 	}
-	if err := Restore(t.Context(), dir, target, put(target), quiet); err == nil || !strings.Contains(err.Error(), "not empty") {
+	if err := Restore(t.Context(), dir, target, target, put(target), quiet); err == nil || !strings.Contains(err.Error(), "not empty") {
 		t.Errorf("into a data directory in use: %v", err)
 	}
 	if _, err := Make(t.Context(), src, dir, quiet); err == nil || !strings.Contains(err.Error(), "not empty") {
@@ -189,7 +189,7 @@ func TestBackupOfWhatChanges(t *testing.T) {
 	if _, err := Make(t.Context(), Source{DataDir: data, Store: records{err: errors.New("no database")}}, dir, quiet); err == nil || !strings.Contains(err.Error(), "no database") {
 		t.Errorf("got %v", err)
 	}
-	if err := Restore(t.Context(), dir, filepath.Join(t.TempDir(), "data"), put(""), quiet); err == nil || !strings.Contains(err.Error(), "not finished") {
+	if err := Restore(t.Context(), dir, filepath.Join(t.TempDir(), "data"), "", put(""), quiet); err == nil || !strings.Contains(err.Error(), "not finished") {
 		t.Errorf("restored a backup that was not finished: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -230,7 +230,7 @@ func TestDamagedBackups(t *testing.T) {
 			ok(t, os.WriteFile(filepath.Join(dir, path), []byte(text), 0o600))
 			ok(t, damage(filepath.Join(dir, path)))
 			target := filepath.Join(t.TempDir(), "data")
-			err := Restore(t.Context(), dir, target, put(target), quiet)
+			err := Restore(t.Context(), dir, target, target, put(target), quiet)
 			if path == manifestName && err == nil { // a flipped letter of a key that is not known changes nothing
 				continue
 			}
@@ -251,13 +251,13 @@ func TestRestoreThatIsCutOff(t *testing.T) {
 	_, err := Make(t.Context(), Source{DataDir: data, Store: records{}}, dir, quiet)
 	ok(t, err)
 	target := filepath.Join(t.TempDir(), "data")
-	err = Restore(t.Context(), dir, target, func(context.Context, string) error { return errors.New("no database") }, quiet)
+	err = Restore(t.Context(), dir, target, target, func(context.Context, string) error { return errors.New("no database") }, quiet)
 	if err == nil || !Unfinished(target) {
 		t.Fatalf("got %v", err)
 	}
 	half := filepath.Join(target, "checkpoints/r:train:0/weights/a~1", plugins.AdapterWeightsFile)
 	ok(t, os.Truncate(half, 2))
-	ok(t, Restore(t.Context(), dir, target, put(target), quiet))
+	ok(t, Restore(t.Context(), dir, target, target, put(target), quiet))
 	want := maps.Clone(kept)
 	want["tinsmith.db"] = "records"
 	if got := read(t, target); !maps.Equal(got, want) || Unfinished(target) {

@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +20,9 @@ import (
 type Source struct {
 	Version string
 	DataDir string
-	Store   interface {
+	// FilesDir is the folder of what records name; "" = DataDir.
+	FilesDir string
+	Store    interface {
 		// Backup writes a consistent copy of the store's own files into a folder that does not exist.
 		Backup(ctx context.Context, dir string) error
 	}
@@ -54,7 +57,8 @@ func Make(ctx context.Context, src Source, dir string, progress func(Progress)) 
 }
 
 func makeBackup(ctx context.Context, src Source, dir string, progress func(Progress)) (result Result, err error) {
-	if err := prepare(src.DataDir, dir); err != nil {
+	src.FilesDir = cmp.Or(src.FilesDir, src.DataDir)
+	if err := prepare(src.DataDir, src.FilesDir, dir); err != nil {
 		return result, err
 	}
 	if src.Hold != nil {
@@ -65,7 +69,7 @@ func makeBackup(ctx context.Context, src Source, dir string, progress func(Progr
 	if err := src.Store.Backup(ctx, filepath.Join(dir, storeFolder)); err != nil {
 		return result, err
 	}
-	c := &copying{ctx: ctx, result: &result, from: src.DataDir, to: filepath.Join(dir, filesFolder), progress: progress}
+	c := &copying{ctx: ctx, result: &result, from: src.FilesDir, to: filepath.Join(dir, filesFolder), progress: progress}
 	if err := os.Mkdir(c.to, 0o700); err != nil {
 		return result, err
 	}
@@ -89,11 +93,7 @@ func makeBackup(ctx context.Context, src Source, dir string, progress func(Progr
 }
 
 // prepare makes the folder of a new backup.
-func prepare(dataDir, dir string) error {
-	data, err := filepath.EvalSymlinks(dataDir)
-	if err != nil {
-		return err
-	}
+func prepare(dataDir, filesDir, dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -101,8 +101,14 @@ func prepare(dataDir, dir string) error {
 	if err != nil {
 		return err
 	}
-	if rel, err := filepath.Rel(data, here); err == nil && filepath.IsLocal(rel) {
-		return fmt.Errorf("it lies in the data directory %s, and would be lost with it", dataDir)
+	for _, in := range []string{dataDir, filesDir} {
+		whole, err := filepath.EvalSymlinks(in)
+		if err != nil {
+			return err
+		}
+		if rel, err := filepath.Rel(whole, here); err == nil && filepath.IsLocal(rel) {
+			return fmt.Errorf("it lies in the data directory %s, and would be lost with it", in)
+		}
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {

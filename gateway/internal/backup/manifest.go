@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,6 +27,9 @@ const (
 
 // places are the folders of the data directory that are copied, with the number of folders below them in which files lie.
 var places = map[string]int{"checkpoints": 3, "snapshots": 2, "recovery": 2}
+
+// Places lists those folders.
+func Places() []string { return slices.Sorted(maps.Keys(places)) }
 
 // manifest is the content of backup.json.
 type manifest struct {

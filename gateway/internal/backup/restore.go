@@ -21,16 +21,16 @@ func Unfinished(dataDir string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// Restore puts a backup into a data directory that does not exist, is empty, or has what an earlier call was cut off at. putStore restores the store from the folder that it is given. Every file is checked on the way. After an error
+// Restore puts a backup into a data directory that does not exist, is empty, or has what an earlier call was cut off at. filesDir takes the files; it is the data directory, or another folder, which exists then, and is as empty. putStore restores the store from the folder that it is given. Every file is checked on the way. After an error
 // the data directory is not to be used; the backup is only read.
-func Restore(ctx context.Context, dir, dataDir string, putStore func(ctx context.Context, from string) error, progress func(Progress)) error {
-	if err := restore(ctx, dir, dataDir, putStore, progress); err != nil {
+func Restore(ctx context.Context, dir, dataDir, filesDir string, putStore func(ctx context.Context, from string) error, progress func(Progress)) error {
+	if err := restore(ctx, dir, dataDir, filesDir, putStore, progress); err != nil {
 		return fmt.Errorf("restore %s to %s: %w", dir, dataDir, err)
 	}
 	return nil
 }
 
-func restore(ctx context.Context, dir, dataDir string, putStore func(ctx context.Context, from string) error, progress func(Progress)) error {
+func restore(ctx context.Context, dir, dataDir, filesDir string, putStore func(ctx context.Context, from string) error, progress func(Progress)) error {
 	m, err := readManifest(dir)
 	if err != nil {
 		return err
@@ -44,6 +44,20 @@ func restore(ctx context.Context, dir, dataDir string, putStore func(ctx context
 	}
 	if len(entries) > 0 && !Unfinished(dataDir) {
 		return fmt.Errorf("the data directory is not empty: it has %s; nothing was changed", entries[0].Name())
+	}
+	if filesDir != dataDir && !Unfinished(dataDir) {
+		for _, place := range Places() {
+			entries, err := os.ReadDir(filepath.Join(filesDir, place))
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			if len(entries) > 0 {
+				return fmt.Errorf("the folder of files %s is not empty: it has %s/%s; nothing was changed", filesDir, place, entries[0].Name())
+			}
+		}
+		if _, err := os.Stat(filesDir); err != nil {
+			return err
+		}
 	}
 	// Of a backup that is damaged nothing is taken.
 	var p Progress
@@ -70,10 +84,10 @@ func restore(ctx context.Context, dir, dataDir string, putStore func(ctx context
 	synced := map[string]bool{}
 	for i, e := range m.Files {
 		to, isFile := strings.CutPrefix(e.Path, filesFolder+"/")
-		if !isFile && e.Path != secretName {
-			continue
+		if !isFile && (e.Path != secretName || filesDir != dataDir) {
+			continue // with files elsewhere the secret is a record
 		}
-		target := filepath.Join(dataDir, filepath.FromSlash(to))
+		target := filepath.Join(filesDir, filepath.FromSlash(to))
 		if err := os.MkdirAll(filepath.Dir(target), 0o700); err != nil {
 			return err
 		}
@@ -85,7 +99,7 @@ func restore(ctx context.Context, dir, dataDir string, putStore func(ctx context
 		} else if sum != e.SHA256 {
 			return fmt.Errorf("the backup changed meanwhile: %s", e.Path)
 		}
-		for at := filepath.Dir(target); len(at) >= len(dataDir); at = filepath.Dir(at) {
+		for at := filepath.Dir(target); len(at) >= len(filesDir); at = filepath.Dir(at) {
 			synced[at] = true
 		}
 		if p.Files, p.Bytes = i+1, p.Bytes+e.Bytes; i%64 == 0 || e.Bytes > 64<<20 {

@@ -34,7 +34,7 @@ func backupCommand(version string) *cobra.Command {
 				}
 				return err
 			}
-			result, err = backup.Make(c.Context(), backup.Source{Version: version, DataDir: cfg.DataDir, Store: records}, args[0], tell)
+			result, err = backup.Make(c.Context(), backup.Source{Version: version, DataDir: cfg.DataDir, FilesDir: cfg.FilesDir(), Store: records}, args[0], tell)
 			err = errors.Join(err, records.Close())
 		}
 		if err != nil {
@@ -61,8 +61,13 @@ func restoreCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		put := func(ctx context.Context, from string) error { return store.Restore(ctx, from, options) }
-		if err := backup.Restore(c.Context(), args[0], cfg.DataDir, put, tellProgress(c.ErrOrStderr())); err != nil {
+		put := func(ctx context.Context, from string) error {
+			if cfg.Files.Shared() {
+				return restoreShared(ctx, from, cfg, options)
+			}
+			return store.Restore(ctx, from, options)
+		}
+		if err := backup.Restore(c.Context(), args[0], cfg.DataDir, cfg.FilesDir(), put, tellProgress(c.ErrOrStderr())); err != nil {
 			return err
 		}
 		fmt.Fprintf(c.OutOrStdout(), "restored to %s; the server can be started\n", cfg.DataDir)

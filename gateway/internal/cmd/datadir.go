@@ -33,8 +33,15 @@ func (f *dataFlags) load() (cfg config.Config, err error) {
 	} else if cfg, err = config.LoadUnchecked(f.file); err != nil {
 		return cfg, err
 	}
-	cfg.DataDir, err = filepath.Abs(cfg.DataDir)
-	return cfg, err
+	return cfg, absolute(&cfg)
+}
+
+// absolute makes the folders of a configuration absolute.
+func absolute(cfg *config.Config) (err error) {
+	if cfg.DataDir, err = filepath.Abs(cfg.DataDir); err == nil && cfg.Files.Dir != "" {
+		cfg.Files.Dir, err = filepath.Abs(cfg.Files.Dir)
+	}
+	return err
 }
 
 // existing reads the configuration of a data directory that must be there.
@@ -57,6 +64,9 @@ func storeOptions(cfg config.Config) (store.Options, error) {
 	if options.Reserve == 0 {
 		options.Reserve = -1 // none
 	}
+	if cfg.Files.Shared() {
+		options.Files = cfg.FilesDir()
+	}
 	var err error
 	options.PostgresURL, err = postgresURL(cfg)
 	return options, err
@@ -69,9 +79,26 @@ func openOffline(ctx context.Context, cfg config.Config, accept bool) (store.Sto
 		return nil, err
 	}
 	options.Accept = accept
-	records, err := store.Open(ctx, options)
+	var turn turn
+	if cfg.Files.Shared() {
+		turn, err = takeTurn(ctx, cfg)
+		options.Lease = turn.lease
+	}
+	var records store.Store
+	if err == nil {
+		records, err = store.Open(ctx, options)
+	}
 	if errors.Is(err, store.ErrLocked) {
 		err = fmt.Errorf("%w; stop it first", err)
 	}
-	return records, err
+	if turn.lease == nil {
+		return records, err
+	}
+	if err != nil {
+		return nil, errors.Join(err, turn.end())
+	}
+	if err := bindFiles(ctx, records, cfg.FilesDir(), accept); err != nil {
+		return nil, errors.Join(err, records.Close(), turn.end())
+	}
+	return leased{records, turn}, nil
 }

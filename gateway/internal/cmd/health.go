@@ -25,7 +25,30 @@ type health struct {
 	rebuilds  func(model string) runs.Rebuilding // nil until the core is open
 	pools     func() []runs.BackendInfo          // likewise
 	downloads map[int]float64
-	open      bool // the APIs answer
+	open      bool           // the APIs answer
+	standby   *store.Waiting // what is waited for by a gateway whose turn it is not, or nil
+}
+
+// setStandby tells whether this gateway waits for its turn: the zero Waiting ends that.
+func (h *health) setStandby(w store.Waiting) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.standby = &w; w == (store.Waiting{}) {
+		h.standby = nil
+	}
+}
+
+// starting says why the APIs do not answer yet.
+func (h *health) starting() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.standby != nil && h.standby.Holder != "":
+		return "this gateway is a standby: another one serves"
+	case h.standby != nil:
+		return "this gateway is a standby that cannot reach its database, see /healthz"
+	}
+	return "the server is starting, see /healthz"
 }
 
 // setStore tells that the store is open, or why it is not.
@@ -42,6 +65,10 @@ func (h *health) storage() server.Storage {
 		trouble = store.TroubleOf(h.records.Err())
 	}
 	switch {
+	case h.standby != nil && h.standby.Err != nil:
+		return server.Storage{State: string(store.Failing), Reason: h.standby.Err.Error()}
+	case h.standby != nil:
+		return server.Storage{State: standby, Reason: "the lease of the database is of " + h.standby.Holder}
 	case trouble != nil:
 		return server.Storage{State: string(trouble.State), Reason: trouble.Error()}
 	case h.records == nil:
@@ -84,6 +111,9 @@ func (h *health) setDownload(model int, done, total int64) {
 	}
 }
 
+// standby is the state of a gateway that waits for its turn, and of what it stores.
+const standby = "standby"
+
 // damaged is the state of a store that serves all but what of it is damaged.
 const damaged = "damaged"
 
@@ -104,6 +134,9 @@ func (h *health) get() server.Health {
 		out.Status = damaged
 	case out.Storage.Reason != "":
 		out.Status = "degraded"
+	}
+	if out.Storage.State == standby {
+		out.Status = standby
 	}
 	if h.backends == nil {
 		if out.Status == "ok" || out.Status == damaged {

@@ -123,7 +123,7 @@ func (r *recovery) run(ctx context.Context, out io.Writer) (err error) {
 		report.Opened = true
 		defer func() { err = errors.Join(err, records.Close()) }()
 	}
-	inventory, err := runs.OpenInventory(ctx, records, cfg.DataDir)
+	inventory, err := runs.OpenInventory(ctx, records, cfg.FilesDir())
 	if err != nil {
 		return err
 	}

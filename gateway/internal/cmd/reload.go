@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"syscall"
@@ -94,7 +93,7 @@ func reload(ctx context.Context, cfg config.Config, backends configurer) (config
 	if err != nil {
 		return cfg, err
 	}
-	if next.DataDir, err = filepath.Abs(next.DataDir); err != nil {
+	if err := absolute(&next); err != nil {
 		return cfg, err
 	}
 	var errs []error

@@ -14,22 +14,30 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
 )
 
-// remoteLeases are the numbers under which this start of the server uses backends on other machines; nil where no model has one.
-func remoteLeases(ctx context.Context, cfg config.Config, records store.Store) (*attach.Leases, error) {
+// remoteLeases are those under which this start of the server uses backends on other machines, once it is its turn; nil where no model has one.
+func remoteLeases(cfg config.Config) *attach.Leases {
 	if !slices.ContainsFunc(cfg.Models, func(m config.Model) bool {
 		return slices.ContainsFunc(m.Members(), func(b config.Backend) bool { return b.Remote != nil })
 	}) {
-		return nil, nil
-	}
-	epoch, err := attach.Epoch(ctx, records, time.Now())
-	if err != nil {
-		return nil, err
+		return nil
 	}
 	name, err := os.Hostname()
 	if err != nil {
 		name = "unnamed"
 	}
-	return attach.NewLeases(name, epoch), nil
+	return attach.LaterLeases(name)
+}
+
+// beginLeases numbers the leases, which may be taken from then on.
+func beginLeases(ctx context.Context, leases *attach.Leases, records store.Store) error {
+	if leases == nil {
+		return nil
+	}
+	epoch, err := attach.Epoch(ctx, records, time.Now())
+	if err == nil {
+		leases.Begin(epoch)
+	}
+	return err
 }
 
 // checkRemote looks for what can be known of a backend on another machine without asking it.

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/attach"
 	"github.com/tinsmith/tinsmith/gateway/internal/backup"
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
@@ -119,7 +120,7 @@ func (p Program) serve(ctx context.Context, cfg config.Config) (err error) {
 	unix.Umask(0o077) // what tenants leave here is for nobody else on this machine, whatever the modes say that files are made with
 	setLog(cfg.Log)
 	defer logEnd(ctx)()
-	if cfg.DataDir, err = filepath.Abs(cfg.DataDir); err != nil {
+	if err := absolute(&cfg); err != nil {
 		return err
 	}
 	ring, err := keys.Open(cfg.Auth.KeysFile)
@@ -157,7 +158,7 @@ func (p Program) serve(ctx context.Context, cfg config.Config) (err error) {
 	options := server.Options{Version: p.Version, Health: h.get, Metrics: tel.Handler, Meter: meter, Traces: tel.Traces, Keyless: !ring.Required(), PublicURL: cfg.PublicURL, Origins: cfg.CORSOrigins}
 	options.Admin = func(r *http.Request) bool { return ring.Admin(keys.Credential(r.Header)) }
 	starting := options
-	starting.Starting = true
+	starting.Starting = h.starting
 	front := server.NewSwitch(server.New(starting))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -188,9 +189,24 @@ func logEnd(ctx context.Context) (ended func()) {
 	}
 }
 
-// serveStore waits for the data directory, which is this process's alone from then on, and serves what is in it. options lack the routes.
+// serveStore waits for the data directory and, where other gateways share the database, for this one's turn, and serves what is there. options lack the routes. While it waits for its turn it has the models loaded.
 func (p Program) serveStore(ctx context.Context, cfg config.Config, ring *keys.Ring, options server.Options, h *health, front *server.Switch, address net.Addr) (err error) {
-	records, secret, err := awaitStore(ctx, cfg, h, address)
+	var turn turn
+	var up *backends
+	if cfg.Files.Shared() {
+		defer func() { err = errors.Join(err, turn.end()) }()
+		if turn.lock, err = holdDataDir(ctx, cfg, h, address); err != nil {
+			return err
+		}
+		if up, err = p.startBackends(ctx, cfg, h); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, up.close()) }()
+		if turn.lease, err = awaitTurn(ctx, cfg, h); err != nil {
+			return err
+		}
+	}
+	records, secret, err := awaitStore(ctx, cfg, turn, h, address)
 	if err != nil {
 		return err
 	}
@@ -198,15 +214,24 @@ func (p Program) serveStore(ctx context.Context, cfg config.Config, ring *keys.R
 		records = p.DecorateStore(records)
 	}
 	defer func() { err = errors.Join(err, records.Close()) }()
-	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: secret, Lifetime: tokenLifetime}}
+	if up == nil {
+		if up, err = p.startBackends(ctx, cfg, h); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, up.close()) }()
+	}
+	if err := beginLeases(ctx, up.leases, records); err != nil {
+		return err
+	}
+	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: secret, Lifetime: tokenLifetime}, Redactor: up.redactor}
 	options.Admin = func(r *http.Request) bool { return auth.Admin(keys.Credential(r.Header)) }
-	return p.serveModels(ctx, cfg, auth, records, options, h, front, localURL(cfg.TLS.Scheme(), address))
+	return p.serveModels(ctx, cfg, auth, records, up, options, h, front, localURL(cfg.TLS.Scheme(), address))
 }
 
 // awaitStore opens the data directory. What may pass (another process that has it, a full disk, a database that is not up) is waited for and told in /healthz.
-func awaitStore(ctx context.Context, cfg config.Config, h *health, address net.Addr) (store.Store, []byte, error) {
+func awaitStore(ctx context.Context, cfg config.Config, turn turn, h *health, address net.Addr) (store.Store, []byte, error) {
 	for waited := store.State(""); ; {
-		records, secret, err := openData(ctx, cfg, address)
+		records, secret, err := openData(ctx, cfg, turn, address)
 		if err == nil {
 			h.setStore(records, nil)
 			return records, secret, nil
@@ -241,17 +266,28 @@ func besideAnother(dataDir string) string {
 		"to run both, give this one a folder of its own with --data-dir DIR or data_dir in the configuration", where, dataDir)
 }
 
-// openData opens the store, and with it the data directory is this process's: it leaves its address there and takes the secret that signs tokens.
-func openData(ctx context.Context, cfg config.Config, address net.Addr) (store.Store, []byte, error) {
+// openData opens the store, and with it the data directory is this process's: it leaves its address there and takes the secret that signs tokens. What is shared is elsewhere.
+func openData(ctx context.Context, cfg config.Config, turn turn, address net.Addr) (store.Store, []byte, error) {
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, nil, fmt.Errorf("data_dir: %w", err)
 	}
 	if backup.Unfinished(cfg.DataDir) {
 		return nil, nil, unfinishedRestore(cfg.DataDir)
 	}
-	records, err := openStore(ctx, cfg)
+	records, err := openStore(ctx, cfg, turn)
 	if err != nil {
 		return nil, nil, err
+	}
+	if cfg.Files.Shared() {
+		err = bindFiles(ctx, records, cfg.FilesDir(), false)
+		var secret []byte
+		if err == nil {
+			secret, err = sharedSecret(ctx, records)
+		}
+		if err != nil {
+			return nil, nil, errors.Join(err, records.Close())
+		}
+		return records, secret, nil
 	}
 	closeToOthers(ctx, cfg.DataDir)
 	err = server.WriteAddress(cfg.TLS.Scheme(), address, cfg.DataDir)
@@ -287,41 +323,52 @@ func closeToOthers(ctx context.Context, dir string) {
 	slog.WarnContext(ctx, "data_dir can be read by other users of this machine", "data_dir", dir, "mode", fmt.Sprintf("%#o", st.Mode&0o777), "error", err)
 }
 
-// serveModels brings the models up, opens the APIs, and waits for the end of ctx.
-func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.Authenticator, records store.Store, options server.Options, h *health, front *server.Switch, url string) (err error) {
-	again := catchReloads()
-	defer again.stop()
+// backends are the models and what computes them.
+type backends struct {
+	*fleet.Fleet
+	models   []*catalog.Model
+	leases   *attach.Leases // see remoteLeases
+	redactor *redact.Redactor
+	close    func() error
+}
+
+// startBackends loads the models. It needs nothing that is stored.
+func (p Program) startBackends(ctx context.Context, cfg config.Config, h *health) (*backends, error) {
 	models, err := loadCatalog(ctx, cfg, h)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	programs, err := pluginDir()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if auth.Redactor, err = redactor(cfg, models, programs); err != nil {
-		return err
+	up := &backends{models: models, leases: remoteLeases(cfg)}
+	if up.redactor, err = redactor(cfg, models, programs); err != nil {
+		return nil, err
 	}
-	leases, err := remoteLeases(ctx, cfg, records)
-	if err != nil {
-		return err
-	}
-	backends, err := fleet.New(fleet.Config{
-		Models: models, PluginDir: programs, DataDir: cfg.DataDir, Reserve: int64(cfg.Store.ReserveMiB) << 20, ProgressTimeout: cfg.Backends.ProgressTimeout, Leases: leases,
+	up.Fleet, err = fleet.New(fleet.Config{
+		Models: models, PluginDir: programs, DataDir: cfg.DataDir, Reserve: int64(cfg.Store.ReserveMiB) << 20, ProgressTimeout: cfg.Backends.ProgressTimeout, Leases: up.leases,
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	unregister, err := backends.RegisterMetrics()
+	unregister, err := up.RegisterMetrics()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer func() { err = errors.Join(err, unregister()) }()
-	h.setFleet(backends)
+	h.setFleet(up.Fleet)
 	// The processes end by Close, after the core that uses them: what they are doing then is in the journal, for those of the next start.
-	backends.Start(context.WithoutCancel(ctx))
-	defer backends.Close()
-	go showLoading(ctx, backends)
+	up.Start(context.WithoutCancel(ctx))
+	up.close = func() error { up.Close(); return unregister() }
+	go showLoading(ctx, up.Fleet)
+	return up, nil
+}
+
+// serveModels opens the APIs, and waits for the end of ctx.
+func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.Authenticator, records store.Store, up *backends, options server.Options, h *health, front *server.Switch, url string) (err error) {
+	again := catchReloads()
+	defer again.stop()
+	models, backends := up.models, up.Fleet
 	served, directories := make([]runs.Model, len(models)), map[string]string{}
 	for i, m := range models {
 		served[i], directories[m.Name] = m.Served(), m.Dir
@@ -331,7 +378,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 		source = p.DecorateBackends(source)
 	}
 	core, err := runs.Open(ctx, runs.Config{
-		Store: records, DataDir: cfg.DataDir, Models: served, Backends: source,
+		Store: records, DataDir: cfg.FilesDir(), Models: served, Backends: source,
 		SessionExpiry: cfg.Sessions.ExpireAfter, GapWait: cfg.Training.GapWait, MaxQueuedSamples: cfg.Sampling.MaxWaiting,
 		MaxUnnamedBytes: unnamedBytes(&cfg),
 		PointEvery:      cfg.Recovery.SnapshotEvery, PointOperations: cfg.Recovery.SnapshotOperations, DiskShare: cfg.Recovery.DiskShare,
@@ -350,7 +397,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	go again.serve(ctx, cfg, configurable{backends, core})
 	h.setRuns(core.Rebuilding, core.BackendInfos)
 	backends.Observe(core.DevicesChanged)
-	stopControl := serveControl(ctx, backup.Source{Version: p.Version, DataDir: cfg.DataDir, Store: records, Hold: core.HoldDeletions})
+	stopControl := serveControl(ctx, backup.Source{Version: p.Version, DataDir: cfg.DataDir, FilesDir: cfg.FilesDir(), Store: records, Hold: core.HoldDeletions})
 	defer stopControl()
 	tinkerAPI, err := tinker.New(core, auth, tinker.Options{PublicURL: cfg.PublicURL, MaxPerClient: cfg.Sampling.MaxPerClient, Directories: directories, ClientFiles: filepath.Join(cfg.DataDir, "huggingface")})
 	if err != nil {
@@ -518,7 +565,7 @@ func redactor(cfg config.Config, models []*catalog.Model, programs string) (*red
 	if err != nil {
 		return nil, err
 	}
-	secrets := redact.Secrets{Paths: []string{cfg.DataDir, programs}, Words: redact.PostgresWords(databaseURL)}
+	secrets := redact.Secrets{Paths: []string{cfg.DataDir, cfg.FilesDir(), programs}, Words: redact.PostgresWords(databaseURL)}
 	for _, file := range []string{cfg.File, cfg.Auth.KeysFile, cfg.Store.URLFile} {
 		if file == "" {
 			continue
@@ -558,11 +605,12 @@ func postgresURL(cfg config.Config) (string, error) {
 	return first, nil
 }
 
-func openStore(ctx context.Context, cfg config.Config) (store.Store, error) {
+func openStore(ctx context.Context, cfg config.Config, turn turn) (store.Store, error) {
 	options, err := storeOptions(cfg)
 	if err != nil {
 		return nil, err
 	}
+	options.Lock, options.Lease = turn.lock, turn.lease
 	return store.Open(ctx, options)
 }
 

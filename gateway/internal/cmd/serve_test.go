@@ -110,7 +110,7 @@ func TestAwaitStore(t *testing.T) {
 	var records store.Store
 	go func() {
 		var err error
-		records, _, err = awaitStore(t.Context(), cfg, h, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80})
+		records, _, err = awaitStore(t.Context(), cfg, turn{}, h, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80})
 		opened <- err
 	}()
 	for deadline := time.Now().Add(time.Minute); h.get().Storage.State != string(store.Locked) && time.Now().Before(deadline); {
@@ -207,7 +207,7 @@ func TestAwaitStoreOfAnotherFormat(t *testing.T) {
 	if err := errors.Join(s.Commit(t.Context(), store.Batch{Put: []store.Record{{Collection: "store", Key: "format", Value: []byte("0")}}}), s.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := awaitStore(t.Context(), cfg, &health{}, &net.TCPAddr{}); !errors.Is(err, store.ErrFormat) {
+	if _, _, err := awaitStore(t.Context(), cfg, turn{}, &health{}, &net.TCPAddr{}); !errors.Is(err, store.ErrFormat) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -226,7 +226,7 @@ func TestDataDirIsTheOwners(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			records, _, err := openData(t.Context(), cfg, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80})
+			records, _, err := openData(t.Context(), cfg, turn{}, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80})
 			if err != nil {
 				t.Fatal(err)
 			}

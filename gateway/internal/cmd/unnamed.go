@@ -15,7 +15,7 @@ func unnamedBytes(cfg *config.Config) int64 {
 		return int64(cfg.Sampling.UnnamedMiB) << 20
 	}
 	var fs unix.Statfs_t
-	if err := unix.Statfs(cfg.DataDir, &fs); err != nil {
+	if err := unix.Statfs(cfg.FilesDir(), &fs); err != nil {
 		return leastUnnamed
 	}
 	return max(leastUnnamed, int64(fs.Bavail)*fs.Bsize/10)

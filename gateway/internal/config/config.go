@@ -22,6 +22,7 @@ type Config struct {
 	Auth       Auth       `yaml:"auth"`
 	TLS        TLS        `yaml:"tls"`
 	Store      Store      `yaml:"store"`
+	Files      Files      `yaml:"files"`
 	Backends   Backends   `yaml:"backends"`
 	Sessions   Sessions   `yaml:"sessions"`
 	Records    Records    `yaml:"records"`
@@ -70,8 +71,28 @@ type Store struct {
 	Driver string `yaml:"driver"`
 	// URLFile names a file whose first line is the PostgreSQL connection URL.
 	URLFile string `yaml:"url_file"`
+	// Lease is how long the gateway that serves may be silent before another takes over, where Files is used; 0 = 3 s.
+	Lease time.Duration `yaml:"lease"`
 	// ReserveMiB of the data directory's disk are kept for the results of accepted work: with less free, new work is refused. 0: no reserve.
 	ReserveMiB int `yaml:"reserve_mib"`
+}
+
+// Files says where checkpoints, recovery points and the files of adapters are. Unset they are in DataDir. Set, nothing that a gateway needs to go on is in DataDir: several gateways may have the same database and the same files, and
+// one of them serves while the others wait.
+type Files struct {
+	// Dir is a folder that every one of the gateways sees. It must exist.
+	Dir string `yaml:"dir"`
+}
+
+// Shared tells whether other gateways may take over from this one.
+func (f Files) Shared() bool { return f.Dir != "" }
+
+// FilesDir is the folder of files.
+func (c *Config) FilesDir() string {
+	if c.Files.Dir != "" {
+		return c.Files.Dir
+	}
+	return c.DataDir
 }
 
 // Backends says how the backend processes are watched.

@@ -343,7 +343,7 @@ func editDistance(a, b string) int {
 
 // resolve makes paths absolute or relative to the working directory, from paths relative to the file. Those of models become absolute: only such ones are known as paths when users are told why one is not served.
 func (c *Config) resolve(dir string) error {
-	for _, p := range []*string{&c.DataDir, &c.Auth.KeysFile, &c.Store.URLFile, &c.TLS.CertFile, &c.TLS.KeyFile} {
+	for _, p := range []*string{&c.DataDir, &c.Files.Dir, &c.Auth.KeysFile, &c.Store.URLFile, &c.TLS.CertFile, &c.TLS.KeyFile} {
 		*p = relativeTo(dir, *p)
 	}
 	for i := range c.Models {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -56,6 +57,9 @@ func (c *Config) Validate() error {
 	}
 	if c.Store.ReserveMiB < 0 || c.Store.ReserveMiB > maxReserveMiB {
 		return fmt.Errorf("store.reserve_mib: %d is not between 0 and %d", c.Store.ReserveMiB, maxReserveMiB)
+	}
+	if err := c.validateFiles(); err != nil {
+		return err
 	}
 	if c.Backends.ProgressTimeout < minProgressTimeout {
 		return fmt.Errorf("backends.progress_timeout: %s is less than %s", c.Backends.ProgressTimeout, minProgressTimeout)
@@ -122,6 +126,42 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("log.format: %q is not one of text, json", c.Log.Format)
 	}
 	return c.validateModels()
+}
+
+// Of a lease that is shorter a pause of the machine is taken for the end of it.
+const (
+	minLease = 500 * time.Millisecond
+	maxLease = 10 * time.Minute
+)
+
+// validateFiles checks what several gateways share.
+func (c *Config) validateFiles() error {
+	if !c.Files.Shared() {
+		if c.Store.Lease != 0 {
+			return errors.New("store.lease: only with files: it is how long other gateways wait before they take over")
+		}
+		return nil
+	}
+	if c.Store.Driver != "postgres" {
+		return fmt.Errorf("files: only with store.driver postgres, which is %q: records and files are shared together", c.Store.Driver)
+	}
+	if c.Store.Lease != 0 && (c.Store.Lease < minLease || c.Store.Lease > maxLease) {
+		return fmt.Errorf("store.lease: %s is not between %s and %s", c.Store.Lease, minLease, maxLease)
+	}
+	data, err := filepath.Abs(c.DataDir)
+	if err != nil {
+		return fmt.Errorf("data_dir: %w", err)
+	}
+	files, err := filepath.Abs(c.Files.Dir)
+	if err != nil {
+		return fmt.Errorf("files.dir: %w", err)
+	}
+	for _, pair := range [][2]string{{data, files}, {files, data}} {
+		if rel, err := filepath.Rel(pair[0], pair[1]); err == nil && filepath.IsLocal(rel) {
+			return fmt.Errorf("files.dir: %s and data_dir %s must not lie in each other: data_dir is of one gateway alone", c.Files.Dir, c.DataDir)
+		}
+	}
+	return nil
 }
 
 // maxLimit is more than anybody has of anything that is limited, and small enough for bytes to be counted.

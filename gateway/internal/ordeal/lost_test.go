@@ -311,7 +311,7 @@ func TestBackupWhileTraining(t *testing.T) {
 }
 
 // schema makes an empty schema in the database of TINSMITH_POSTGRES, and writes the file that names it.
-func schema(t *testing.T, dir string) (file string) {
+func schema(t testing.TB, dir string) (file string) {
 	t.Helper()
 	file = filepath.Join(dir, strings.ToLower(rand.Text()))
 	if err := os.WriteFile(file, []byte(storetest.Schema(t)), 0o600); err != nil {

@@ -38,7 +38,8 @@ const (
 
 // Health is the answer of /healthz.
 type Health struct {
-	Status  string  `json:"status"` // "ok", "damaged" where all but some of what is kept is well, or "starting" or "degraded" with status code 503
+	// Status is "ok", "damaged" where all but some of what is kept is well, or with status code 503 "starting", "degraded" or "standby", of a gateway that waits until another one is gone.
+	Status  string  `json:"status"`
 	Version string  `json:"version"`
 	Storage Storage `json:"storage"`
 	Models  []Model `json:"models"`
@@ -54,7 +55,7 @@ func (h Health) code() int {
 
 // Storage is the state of the data directory and the database.
 type Storage struct {
-	State  string `json:"state"`            // ok, starting, full, read-only, locked, failing, damaged
+	State  string `json:"state"`            // ok, starting, standby, full, read-only, locked, failing, damaged
 	Reason string `json:"reason,omitempty"` // why it is not ok
 }
 
@@ -150,8 +151,8 @@ type Options struct {
 	PublicURL string
 	// Origins are those of further web pages that may read the answers; "*" = all. Empty where Keyless is set.
 	Origins []string
-	// Starting answers everything else with 503: the APIs are not there yet.
-	Starting bool
+	// Starting says why the APIs are not there yet; everything else is answered 503 with that. nil = they are there.
+	Starting func() string
 }
 
 // New builds the handler of all routes.
@@ -199,9 +200,9 @@ func New(opts Options) http.Handler {
 		register(r)
 	}
 	r.NoRoute(func(c *gin.Context) {
-		if opts.Starting {
+		if opts.Starting != nil {
 			c.Header("Retry-After", "1")
-			unknown(c, http.StatusServiceUnavailable, "the server is starting, see /healthz")
+			unknown(c, http.StatusServiceUnavailable, opts.Starting())
 			return
 		}
 		unknown(c, http.StatusNotFound, "no such endpoint")

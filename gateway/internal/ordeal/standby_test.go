@@ -1,0 +1,250 @@
+package ordeal
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// couple is two gateways with one database and one folder of files, and nothing else in common, behind a balancer that sends clients to the one that says it is ready.
+type couple struct {
+	testing.TB
+	gateways [2]*server
+	files    string
+	url      string // of the balancer
+
+	mu       sync.Mutex
+	active   int // -1: none
+	conns    map[net.Conn]int
+	listener net.Listener
+	ended    sync.WaitGroup
+	stop     chan struct{}
+}
+
+// newCouple starts both; the first one serves. Each is started again whenever it is gone, and killed at its points.
+func newCouple(t testing.TB, backend, more settings, kill [2][]string) *couple {
+	t.Helper()
+	dir := t.TempDir()
+	c := &couple{TB: t, files: filepath.Join(dir, "files"), active: -1, conns: map[net.Conn]int{}, stop: make(chan struct{})}
+	database := schema(t, dir)
+	if err := os.Mkdir(c.files, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	shared := settings{"store": settings{"driver": "postgres", "url_file": database, "lease": "1s"}, "files": settings{"dir": c.files}}
+	for k, v := range more {
+		shared[k] = v
+	}
+	var err error
+	if c.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
+	c.url = "http://" + c.listener.Addr().String()
+	for i := range c.gateways {
+		s := newServer(t, backend, shared)
+		s.kill = kill[i]
+		s.start()
+		if i == 0 {
+			s.ready()
+		} else {
+			s.await("standby", func(h health) bool { return h.Status == "standby" || len(kill[0]) > 0 })
+		}
+		s.revive()
+		c.gateways[i] = s
+	}
+	c.ended.Go(c.follow)
+	c.ended.Go(c.accept)
+	t.Cleanup(func() {
+		close(c.stop)
+		c.listener.Close()
+		c.turn(-1)
+		c.ended.Wait()
+	})
+	return c
+}
+
+// follow looks for the gateway that is ready.
+func (c *couple) follow() {
+	client := http.Client{Timeout: 500 * time.Millisecond}
+	for {
+		select {
+		case <-c.stop:
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+		active := -1
+		for i, s := range c.gateways {
+			answer, err := client.Get(s.url + "/health")
+			if err != nil {
+				continue
+			}
+			answer.Body.Close()
+			if answer.StatusCode == http.StatusOK {
+				active = i
+			}
+		}
+		c.turn(active)
+	}
+}
+
+// turn closes the connections to a gateway that is not ready.
+func (c *couple) turn(active int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.active = active
+	for conn, to := range c.conns {
+		if to != active {
+			conn.Close()
+			delete(c.conns, conn)
+		}
+	}
+}
+
+func (c *couple) accept() {
+	for {
+		client, err := c.listener.Accept()
+		if err != nil {
+			return
+		}
+		c.mu.Lock()
+		to := c.active
+		if to >= 0 {
+			c.conns[client] = to
+		}
+		c.mu.Unlock()
+		if to < 0 {
+			client.Close()
+			continue
+		}
+		server, err := net.Dial("tcp", strings.TrimPrefix(c.gateways[to].url, "http://"))
+		if err != nil {
+			client.Close()
+			continue
+		}
+		c.ended.Go(func() { _, _ = io.Copy(server, client); server.Close() })
+		c.ended.Go(func() { _, _ = io.Copy(client, server); client.Close(); server.Close() })
+	}
+}
+
+// end ends both.
+func (c *couple) end() {
+	for _, s := range c.gateways {
+		s.end()
+	}
+}
+
+// serving is the gateway that is ready.
+func (c *couple) serving() *server {
+	c.Helper()
+	for deadline := time.Now().Add(within); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		c.mu.Lock()
+		active := c.active
+		c.mu.Unlock()
+		if active >= 0 {
+			return c.gateways[active]
+		}
+	}
+	c.Fatalf("no gateway is ready: %+v %+v", c.gateways[0].healthz(), c.gateways[1].healthz())
+	return nil
+}
+
+func recoveryOften() settings {
+	return settings{"recovery": settings{"snapshot_operations": *pointEvery, "disk_share": 1.0}}
+}
+
+// TestStandby kills the gateway that serves, before and after writes and calls, and the one that has taken over, and so on: clients only wait, and all that they get and all that is saved is what an undisturbed server gives.
+func TestStandby(t *testing.T) {
+	rounds := 2
+	if os.Getenv("E2E_LEVEL") == "all" {
+		rounds = 20
+	}
+	schema(t, t.TempDir()) // skips
+	backend := settings{"plugin": "fake"}
+	want, writes, calls, _ := live(t, victim{backend: backend})
+	seed := *killSeed
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("%d writes, %d calls; -kills-seed %d", writes, calls, seed)
+	random := rand.New(rand.NewPCG(seed, 1))
+	for round := range rounds {
+		var kill [2][]string
+		for i := range kill {
+			for range 2 {
+				p := point{"write", []string{"before", "after"}[random.IntN(2)], 1 + random.IntN(writes/2), []string{"gateway", "both"}[random.IntN(2)]}
+				if random.IntN(2) == 0 {
+					p.event, p.n = "call", 1+random.IntN(calls/2)
+				}
+				kill[i] = append(kill[i], p.String())
+			}
+		}
+		t.Run(fmt.Sprint(round, kill), func(t *testing.T) {
+			c := newCouple(t, backend, recoveryOften(), kill)
+			got := script(newCaller(t, c.url), c.files)
+			c.end()
+			compare(t, got, want)
+			t.Logf("%d and %d starts", c.gateways[0].starts, c.gateways[1].starts)
+			if c.gateways[0].starts+c.gateways[1].starts < 3 {
+				t.Error("no gateway was killed")
+			}
+		})
+	}
+}
+
+// TestStandbyAfterAPause stops the gateway that serves for longer than its lease, lets the other take over, and has the first go on: it writes nothing any more and ends by itself. A second gateway takes over in an orderly way, too.
+func TestStandbyAfterAPause(t *testing.T) {
+	schema(t, t.TempDir()) // skips
+	backend := settings{"plugin": "fake"}
+	want, _, _, _ := live(t, victim{backend: backend})
+	c := newCouple(t, backend, recoveryOften(), [2][]string{})
+	var done atomic.Bool
+	var disturbing sync.WaitGroup
+	paused := 0
+	disturbing.Go(func() {
+		for i := 0; !done.Load() && i < 3; i++ {
+			time.Sleep(time.Duration(rand.IntN(150)) * time.Millisecond)
+			s := c.serving()
+			process, ended := s.process.Process, s.ended
+			if i == 2 { // asked to end it gives the lease up
+				_ = process.Signal(syscall.SIGTERM)
+				<-ended
+				continue
+			}
+			begun := time.Now()
+			_ = process.Signal(syscall.SIGSTOP)
+			other := s
+			for deadline := time.Now().Add(within); other == s && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+				other = c.serving()
+			}
+			t.Logf("another gateway is ready %v after a pause began", time.Since(begun).Round(10*time.Millisecond))
+			time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond) // it works
+			_ = process.Signal(syscall.SIGCONT)
+			select {
+			case <-ended:
+				paused++
+			case <-time.After(within):
+				t.Error("a gateway that has lost its lease goes on")
+			}
+		}
+	})
+	got := script(newCaller(t, c.url), c.files)
+	done.Store(true)
+	disturbing.Wait()
+	c.end()
+	compare(t, got, want)
+	if paused == 0 {
+		t.Error("no gateway was stopped")
+	}
+	if text := c.gateways[0].log() + c.gateways[1].log(); !strings.Contains(text, "this gateway ends") {
+		t.Error("the log of the gateways does not say that one was fenced off")
+	}
+}
