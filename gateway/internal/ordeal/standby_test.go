@@ -1,11 +1,14 @@
 package ordeal
 
 import (
+	"database/sql"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/tinsmith/tinsmith/plugins/plugintest/link"
 )
 
 // couple is two gateways with one database and one folder of files, and nothing else in common, behind a balancer that sends clients to the one that says it is ready.
@@ -35,12 +40,21 @@ type couple struct {
 func newCouple(t testing.TB, backend, more settings, kill [2][]string) *couple {
 	t.Helper()
 	dir := t.TempDir()
+	return newCoupleOf(t, backend, more, kill, dir, schema(t, dir))
+}
+
+// newCoupleOf is newCouple with a database, which a file names, and files in a folder.
+func newCoupleOf(t testing.TB, backend, more settings, kill [2][]string, dir, database string) *couple {
+	t.Helper()
 	c := &couple{TB: t, files: filepath.Join(dir, "files"), active: -1, conns: map[net.Conn]int{}, stop: make(chan struct{})}
-	database := schema(t, dir)
 	if err := os.Mkdir(c.files, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	shared := settings{"store": settings{"driver": "postgres", "url_file": database, "lease": "1s"}, "files": settings{"dir": c.files}}
+	lease := "1s"
+	if _, measured := t.(*testing.B); measured {
+		lease = "3s"
+	}
+	shared := settings{"store": settings{"driver": "postgres", "url_file": database, "lease": lease}, "files": settings{"dir": c.files}}
 	for k, v := range more {
 		shared[k] = v
 	}
@@ -53,12 +67,12 @@ func newCouple(t testing.TB, backend, more settings, kill [2][]string) *couple {
 		s := newServer(t, backend, shared)
 		s.kill = kill[i]
 		s.start()
+		s.revive()
 		if i == 0 {
 			s.ready()
 		} else {
 			s.await("standby", func(h health) bool { return h.Status == "standby" || len(kill[0]) > 0 })
 		}
-		s.revive()
 		c.gateways[i] = s
 	}
 	c.ended.Go(c.follow)
@@ -246,5 +260,104 @@ func TestStandbyAfterAPause(t *testing.T) {
 	}
 	if text := c.gateways[0].log() + c.gateways[1].log(); !strings.Contains(text, "this gateway ends") {
 		t.Error("the log of the gateways does not say that one was fenced off")
+	}
+}
+
+// BenchmarkTakeover is the time from a kill of the gateway that serves, or from a stop that leaves its connections open, to the first result of an operation that a client gives to the other one.
+func BenchmarkTakeover(b *testing.B) {
+	for name, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
+		b.Run(name, func(b *testing.B) {
+			c := newCouple(b, settings{"plugin": "fake"}, settings{}, [2][]string{})
+			caller := newCaller(b, c.url)
+			r := caller.create(caller.session(), 0, 4)
+			r.pass(0, 1, 8).must()
+			i := 0
+			for b.Loop() {
+				i++
+				s := c.serving()
+				_ = s.process.Process.Signal(signal)
+				r.pass(i, 1, 8).must()
+				b.StopTimer()
+				_ = s.process.Process.Signal(syscall.SIGCONT)
+				for _, s := range c.gateways {
+					s.await("up", func(h health) bool {
+						return h.Status == "ok" || h.Status == "standby" && len(h.Models) > 0 && h.Models[0].State == "ready"
+					})
+				}
+				b.StartTimer()
+			}
+			c.end()
+		})
+	}
+}
+
+// TestDatabaseAway takes the database away from a gateway in several ways while a client works: new work is refused with 503 and Retry-After, what was begun waits, and everything goes on by itself, also with the gateway that served
+// before, although another one waits. All that comes out is what an undisturbed server gives.
+func TestDatabaseAway(t *testing.T) {
+	backend := settings{"plugin": "fake"}
+	dir := t.TempDir()
+	file := schema(t, dir)
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	database, err := url.Parse(string(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, _, _, _ := live(t, victim{backend: backend})
+	way := link.New(t, database.Host)
+	through := *database
+	through.Host = way.Address()
+	if err := os.WriteFile(file, []byte(through.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := newCoupleOf(t, backend, recoveryOften(), [2][]string{}, dir, file)
+	first := c.serving()
+	var disturbing sync.WaitGroup
+	disturbing.Go(func() {
+		client := http.Client{Timeout: 10 * time.Second}
+		for i := range 3 {
+			time.Sleep(time.Duration(100+rand.IntN(200)) * time.Millisecond)
+			switch i {
+			case 0: // as when the server is started again
+				way.Cut()
+			case 1:
+				db, err := sql.Open("pgx", database.String())
+				if err == nil {
+					_, err = db.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'tinsmith %'")
+					err = errors.Join(err, db.Close())
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			case 2: // nothing answers
+				way.Hold(link.Back, true)
+				refused := false
+				for deadline := time.Now().Add(within); !refused && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+					answer, err := post(&client, first.url+"/api/v1/create_session", "application/json", []byte(`{"tags": [], "user_metadata": {}, "sdk_version": "0.38.0", "type": "create_session"}`))
+					if err == nil {
+						answer.Body.Close()
+						refused = answer.StatusCode == http.StatusServiceUnavailable && answer.Header.Get("Retry-After") != ""
+					}
+				}
+				if !refused {
+					t.Error("new work was not refused while the database was away")
+				}
+				time.Sleep(time.Second)
+				way.Hold(link.Back, false)
+			}
+		}
+	})
+	got := script(newCaller(t, c.url), c.files)
+	disturbing.Wait()
+	r := newCaller(t, c.url)
+	if out, err := r.post("/create_session", object{"tags": []string{}, "user_metadata": object{}, "sdk_version": "0.38.0", "type": "create_session"}); err != nil {
+		t.Errorf("it does not go on: %v, %v", out, err)
+	}
+	c.end()
+	compare(t, got, want)
+	if n := c.gateways[0].starts + c.gateways[1].starts; n != 2 {
+		t.Errorf("%d starts of two gateways", n)
 	}
 }

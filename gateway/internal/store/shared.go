@@ -75,7 +75,7 @@ type sharedLog struct {
 	last    int64
 	journal *sharedJournal
 	ending  context.Context // ended when the store closes: then nothing is waited for
-	waiting func(error)     // told while the database cannot be reached
+	waiting func(error)     // told while the database cannot be reached, and nil when it can again
 }
 
 // openSharedLog gives every group after the one numbered applied to yield, in order.
@@ -146,6 +146,9 @@ func (l *sharedLog) append(whole []byte) error {
 		err := l.appendOnce(context.Background(), number, content, entries) // also while the store closes: it may work
 		if err == nil {
 			l.last, l.journal.waiting = number, nil
+			if unknown {
+				l.waiting(nil)
+			}
 			return nil
 		}
 		if l.ending.Err() != nil || errors.Is(err, ErrFenced) || errors.Is(err, ErrLost) || !unknown && refused(err) {

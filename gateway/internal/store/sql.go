@@ -96,6 +96,7 @@ type sqlStore struct {
 	ending   context.Context
 	endWaits context.CancelFunc // ends ending: nothing is waited for that may never come
 	trouble  atomic.Pointer[Trouble]
+	waits    atomic.Pointer[Trouble] // why the writer waits for the database, with what it has: nothing more is taken meanwhile
 
 	// See Damage.
 	found struct {
@@ -223,13 +224,19 @@ func (s *sqlStore) openPayloads(ctx context.Context, opts Options) error {
 	return nil
 }
 
-// wait notes why nothing can be written at present, while the writer waits for that to pass.
+// wait notes why nothing can be written at present, while the writer waits for that to pass; nil when it has.
 func (s *sqlStore) wait(err error) {
+	if err == nil {
+		s.waits.Store(nil)
+		s.trouble.Store(s.room(0))
+		return
+	}
 	t := s.db.trouble(err)
 	if t == nil {
 		t = &Trouble{Failing, err}
 	}
 	s.trouble.Store(t)
+	s.waits.Store(t)
 }
 
 // sign signs the store's database.

@@ -78,6 +78,10 @@ func (s *sqlStore) send(ctx context.Context, r *request) error {
 		s.mu.RUnlock()
 		return ErrClosed
 	}
+	if t := s.waits.Load(); t != nil {
+		s.mu.RUnlock()
+		return t
+	}
 	select {
 	case s.requests <- r: // nearly always: there is room for more than all clients together send
 		s.mu.RUnlock()
