@@ -26,8 +26,17 @@ type Source struct {
 		// Backup writes a consistent copy of the store's own files into a folder that does not exist.
 		Backup(ctx context.Context, dir string) error
 	}
+	// Folders are those of FilesDir that are kept elsewhere too; nil = all are in FilesDir.
+	Folders Folder
 	// Hold keeps all files that records name where they are until release is called; nil where nothing deletes any.
 	Hold func() (release func())
+}
+
+// Folder gives folders that are kept elsewhere, of which only some are here.
+type Folder interface {
+	List(ctx context.Context) (dirs []string, err error)
+	// Fetch has a folder here until release is called.
+	Fetch(ctx context.Context, dir string) (release func(), err error)
 }
 
 // Progress tells how far a backup or the restoring of one is.
@@ -73,8 +82,17 @@ func makeBackup(ctx context.Context, src Source, dir string, progress func(Progr
 	if err := os.Mkdir(c.to, 0o700); err != nil {
 		return result, err
 	}
-	if err := c.folders(); err != nil {
+	if c.list, err = Folders(c.from); err != nil {
 		return result, err
+	}
+	if c.elsewhere = src.Folders; c.elsewhere != nil {
+		more, err := c.elsewhere.List(ctx)
+		if err != nil {
+			return result, err
+		}
+		c.list = append(c.list, more...)
+		slices.Sort(c.list)
+		c.list = slices.Compact(c.list)
 	}
 	if err := c.all(); err != nil {
 		return result, err
@@ -122,25 +140,26 @@ func prepare(dataDir, filesDir, dir string) error {
 
 // copying copies the folders of the data directory that hold files.
 type copying struct {
-	ctx      context.Context
-	result   *Result
-	from, to string
-	progress func(Progress)
-	list     []string // the folders, under the data directory
-	done     int
-	copied   bool // links cannot be made: the file systems differ
+	ctx       context.Context
+	result    *Result
+	from, to  string
+	progress  func(Progress)
+	list      []string // the folders, under the data directory
+	elsewhere Folder
+	done      int
+	copied    bool // links cannot be made: the file systems differ
 }
 
-// folders lists what is copied. Names that begin with a dot are those of writes that are going on: no record names them.
-func (c *copying) folders() error {
+// Folders lists what of a folder of files is copied. Names that begin with a dot are those of writes that are going on: no record names them.
+func Folders(from string) (all []string, err error) {
 	for place, levels := range places {
 		list := []string{place}
 		for range levels {
 			var below []string
 			for _, dir := range list {
-				entries, err := os.ReadDir(filepath.Join(c.from, dir))
+				entries, err := os.ReadDir(filepath.Join(from, dir))
 				if err != nil && !errors.Is(err, fs.ErrNotExist) {
-					return err
+					return nil, err
 				}
 				for _, e := range entries {
 					if e.IsDir() && e.Name()[0] != '.' {
@@ -150,10 +169,10 @@ func (c *copying) folders() error {
 			}
 			list = below
 		}
-		c.list = append(c.list, list...)
+		all = append(all, list...)
 	}
-	slices.Sort(c.list)
-	return nil
+	slices.Sort(all)
+	return all, nil
 }
 
 func (c *copying) all() error {
@@ -177,6 +196,13 @@ func (c *copying) all() error {
 }
 
 func (c *copying) folder(dir string) error {
+	if c.elsewhere != nil {
+		release, err := c.elsewhere.Fetch(c.ctx, dir)
+		if err != nil {
+			return err
+		}
+		defer release()
+	}
 	entries, err := os.ReadDir(filepath.Join(c.from, dir))
 	if err != nil {
 		return err

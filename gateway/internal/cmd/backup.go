@@ -34,7 +34,11 @@ func backupCommand(version string) *cobra.Command {
 				}
 				return err
 			}
-			result, err = backup.Make(c.Context(), backup.Source{Version: version, DataDir: cfg.DataDir, FilesDir: cfg.FilesDir(), Store: records}, args[0], tell)
+			src := backup.Source{Version: version, DataDir: cfg.DataDir, FilesDir: cfg.FilesDir(), Store: records}
+			if l, shared := records.(leased); shared && l.turn.bucket != nil {
+				src.Folders = l.turn.bucket
+			}
+			result, err = backup.Make(c.Context(), src, args[0], tell)
 			err = errors.Join(err, records.Close())
 		}
 		if err != nil {

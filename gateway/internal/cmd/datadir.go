@@ -64,9 +64,7 @@ func storeOptions(cfg config.Config) (store.Options, error) {
 	if options.Reserve == 0 {
 		options.Reserve = -1 // none
 	}
-	if cfg.Files.Shared() {
-		options.Files = cfg.FilesDir()
-	}
+	options.Files = cfg.Files.Dir
 	var err error
 	options.PostgresURL, err = postgresURL(cfg)
 	return options, err
@@ -97,7 +95,10 @@ func openOffline(ctx context.Context, cfg config.Config, accept bool) (store.Sto
 	if err != nil {
 		return nil, errors.Join(err, turn.end())
 	}
-	if err := bindFiles(ctx, records, cfg.FilesDir(), accept); err != nil {
+	if turn.bucket, err = openBucket(ctx, cfg, nil); err == nil {
+		err = bindFiles(ctx, records, filesOf(cfg, turn.bucket), accept)
+	}
+	if err != nil {
 		return nil, errors.Join(err, records.Close(), turn.end())
 	}
 	return leased{records, turn}, nil

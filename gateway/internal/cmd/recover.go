@@ -123,12 +123,16 @@ func (r *recovery) run(ctx context.Context, out io.Writer) (err error) {
 		report.Opened = true
 		defer func() { err = errors.Join(err, records.Close()) }()
 	}
-	inventory, err := runs.OpenInventory(ctx, records, cfg.FilesDir())
-	if err != nil {
-		return err
-	}
-	if err := r.act(ctx, inventory, report); err != nil {
-		return err
+	if cfg.Files.S3 == nil {
+		inventory, err := runs.OpenInventory(ctx, records, cfg.FilesDir())
+		if err != nil {
+			return err
+		}
+		if err := r.act(ctx, inventory, report); err != nil {
+			return err
+		}
+	} else if len(r.claim)+len(r.discard) > 0 || r.claimEachItem {
+		return errors.New("--claim and --discard: not with files.s3: what a bucket has and no record names is not listed by this command")
 	}
 	if records != nil {
 		for _, f := range records.Damage() {

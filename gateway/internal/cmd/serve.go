@@ -24,6 +24,7 @@ import (
 
 	"github.com/tinsmith/tinsmith/gateway/internal/attach"
 	"github.com/tinsmith/tinsmith/gateway/internal/backup"
+	"github.com/tinsmith/tinsmith/gateway/internal/bucket"
 	"github.com/tinsmith/tinsmith/gateway/internal/catalog"
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
 	"github.com/tinsmith/tinsmith/gateway/internal/durable"
@@ -198,6 +199,9 @@ func (p Program) serveStore(ctx context.Context, cfg config.Config, ring *keys.R
 		if turn.lock, err = holdDataDir(ctx, cfg, h, address); err != nil {
 			return err
 		}
+		if turn.bucket, err = openBucket(ctx, cfg, h); err != nil {
+			return err
+		}
 		if up, err = p.startBackends(ctx, cfg, h); err != nil {
 			return err
 		}
@@ -209,6 +213,10 @@ func (p Program) serveStore(ctx context.Context, cfg config.Config, ring *keys.R
 	records, secret, err := awaitStore(ctx, cfg, turn, h, address)
 	if err != nil {
 		return err
+	}
+	if up != nil && turn.bucket != nil {
+		records, up.bucket = turn.bucket.Store(records), turn.bucket
+		h.setStore(records, nil)
 	}
 	if p.DecorateStore != nil {
 		records = p.DecorateStore(records)
@@ -279,7 +287,7 @@ func openData(ctx context.Context, cfg config.Config, turn turn, address net.Add
 		return nil, nil, err
 	}
 	if cfg.Files.Shared() {
-		err = bindFiles(ctx, records, cfg.FilesDir(), false)
+		err = bindFiles(ctx, records, filesOf(cfg, turn.bucket), false)
 		var secret []byte
 		if err == nil {
 			secret, err = sharedSecret(ctx, records)
@@ -328,6 +336,7 @@ type backends struct {
 	*fleet.Fleet
 	models   []*catalog.Model
 	leases   *attach.Leases // see remoteLeases
+	bucket   *bucket.Bucket // of the files, or nil
 	redactor *redact.Redactor
 	close    func() error
 }
@@ -377,8 +386,14 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	if p.DecorateBackends != nil {
 		source = p.DecorateBackends(source)
 	}
+	var elsewhere runs.Elsewhere
+	var copies backup.Folder
+	if up.bucket != nil {
+		elsewhere, copies = up.bucket, up.bucket
+	}
 	core, err := runs.Open(ctx, runs.Config{
-		Store: records, DataDir: cfg.FilesDir(), Models: served, Backends: source,
+		Elsewhere: elsewhere,
+		Store:     records, DataDir: cfg.FilesDir(), Models: served, Backends: source,
 		SessionExpiry: cfg.Sessions.ExpireAfter, GapWait: cfg.Training.GapWait, MaxQueuedSamples: cfg.Sampling.MaxWaiting,
 		MaxUnnamedBytes: unnamedBytes(&cfg),
 		PointEvery:      cfg.Recovery.SnapshotEvery, PointOperations: cfg.Recovery.SnapshotOperations, DiskShare: cfg.Recovery.DiskShare,
@@ -397,7 +412,7 @@ func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.
 	go again.serve(ctx, cfg, configurable{backends, core})
 	h.setRuns(core.Rebuilding, core.BackendInfos)
 	backends.Observe(core.DevicesChanged)
-	stopControl := serveControl(ctx, backup.Source{Version: p.Version, DataDir: cfg.DataDir, FilesDir: cfg.FilesDir(), Store: records, Hold: core.HoldDeletions})
+	stopControl := serveControl(ctx, backup.Source{Version: p.Version, DataDir: cfg.DataDir, FilesDir: cfg.FilesDir(), Folders: copies, Store: records, Hold: core.HoldDeletions})
 	defer stopControl()
 	tinkerAPI, err := tinker.New(core, auth, tinker.Options{PublicURL: cfg.PublicURL, MaxPerClient: cfg.Sampling.MaxPerClient, Directories: directories, ClientFiles: filepath.Join(cfg.DataDir, "huggingface")})
 	if err != nil {

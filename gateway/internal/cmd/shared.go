@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/backup"
+	"github.com/tinsmith/tinsmith/gateway/internal/bucket"
 	"github.com/tinsmith/tinsmith/gateway/internal/config"
 	"github.com/tinsmith/tinsmith/gateway/internal/durable"
 	"github.com/tinsmith/tinsmith/gateway/internal/server"
@@ -23,9 +25,9 @@ import (
 
 // What several gateways share besides records and files: small secrets, as records of their own.
 const (
-	inSecrets = "secrets"
-	tokenKey  = "tokens" // signs tokens
-	filesKey  = "files"  // what the file filesName says
+	inShared = "shared_by_gateways"
+	tokenKey = "tokens" // signs tokens
+	filesKey = "files"  // what the file filesName says
 
 	// filesName is a file in the shared folder that says whose it is: a folder that is not mounted has none.
 	filesName = "tinsmith-files"
@@ -34,16 +36,20 @@ const (
 	exitFenced = 75 // EX_TEMPFAIL
 )
 
-// turn is this process's turn to serve: data directory and lease. The zero turn is of a gateway that shares nothing.
+// turn is this process's turn to serve: data directory, bucket and lease. The zero turn is of a gateway that shares nothing.
 type turn struct {
-	lock  *store.DirLock
-	lease *store.Lease
+	lock   *store.DirLock
+	bucket *bucket.Bucket // of the files, or nil
+	lease  *store.Lease
 }
 
 func (t turn) end() error {
 	var err error
 	if t.lease != nil {
 		err = t.lease.Leave()
+	}
+	if t.bucket != nil {
+		err = errors.Join(err, t.bucket.Close())
 	}
 	return errors.Join(err, t.lock.Close())
 }
@@ -148,50 +154,72 @@ type leased struct {
 
 func (l leased) Close() error { return errors.Join(l.Store.Close(), l.turn.end()) }
 
-// bindFiles makes sure that the shared folder is the one that belongs to the records, and not an empty one that something else was to be mounted on. A new store takes a new folder; again takes whatever is there.
-func bindFiles(ctx context.Context, records store.Store, dir string, again bool) error {
-	path := filepath.Join(dir, filesName)
-	here, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("files.dir: %w", err)
+// sharedFiles is where the files are that gateways share.
+type sharedFiles interface {
+	owner(ctx context.Context) (string, error) // what setOwner has written there; "" if nothing was
+	setOwner(ctx context.Context, id string) error
+	used(ctx context.Context) (string, error) // something that a store has left there, or ""
+	String() string
+}
+
+// bindFiles makes sure that the shared files are those that belong to the records, and not, say, an empty folder that something else was to be mounted on. A new store takes a new place; again takes whatever is there.
+func bindFiles(ctx context.Context, records store.Store, files sharedFiles, again bool) error {
+	id, err := files.owner(ctx)
+	if err != nil {
+		return fmt.Errorf("files: %w", err)
 	}
-	id := strings.TrimSpace(string(here))
-	r, err := records.Get(ctx, inSecrets, filesKey)
+	r, err := records.Get(ctx, inShared, filesKey)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		if used, err := filesUsed(dir); err != nil {
-			return err
+		if used, err := files.used(ctx); err != nil {
+			return fmt.Errorf("files: %w", err)
 		} else if used != "" && !again {
-			return fmt.Errorf("files.dir: %s has %s, and the database knows of no files: they are another store's", dir, used)
+			return fmt.Errorf("files: %s has %s, and the database knows of no files: they are another store's", files, used)
 		}
 	case err != nil:
 		return fmt.Errorf("read whose the shared files are: %w", err)
 	case again:
 	case id == "":
-		return fmt.Errorf("files.dir: %s has no file %s, which is in the folder that belongs to the database: is it mounted?", dir, filesName)
+		return fmt.Errorf("files: %s has no file %s, which is in the place that belongs to the database: is it mounted?", files, filesName)
 	case id != string(r.Value):
-		return fmt.Errorf("files.dir: %s is the folder of another store", dir)
+		return fmt.Errorf("files: %s is the place of another store", files)
 	default:
 		return nil
 	}
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // it never fails
 	id = hex.EncodeToString(b[:])
-	if err := durable.WriteFile(path, []byte(id+"\n"), 0o600); err != nil {
-		return fmt.Errorf("files.dir: %w", err)
+	if err := files.setOwner(ctx, id); err != nil {
+		return fmt.Errorf("files: %w", err)
 	}
-	return records.Commit(ctx, store.Batch{Put: []store.Record{{Collection: inSecrets, Key: filesKey, Value: []byte(id)}}})
+	return records.Commit(ctx, store.Batch{Put: []store.Record{{Collection: inShared, Key: filesKey, Value: []byte(id)}}})
 }
 
-// filesUsed names something in a folder that a store has left, or "".
-func filesUsed(dir string) (string, error) {
+// folder is a shared folder.
+type folder string
+
+func (f folder) String() string { return string(f) }
+
+func (f folder) owner(context.Context) (string, error) {
+	b, err := os.ReadFile(filepath.Join(string(f), filesName))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return strings.TrimSpace(string(b)), err
+}
+
+func (f folder) setOwner(_ context.Context, id string) error {
+	return durable.WriteFile(filepath.Join(string(f), filesName), []byte(id+"\n"), 0o600)
+}
+
+func (f folder) used(context.Context) (string, error) {
 	for _, name := range backup.Places() {
-		entries, err := os.ReadDir(filepath.Join(dir, name))
+		entries, err := os.ReadDir(filepath.Join(string(f), name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return "", fmt.Errorf("files.dir: %w", err)
+			return "", err
 		}
 		if len(entries) > 0 {
 			return name, nil
@@ -200,9 +228,82 @@ func filesUsed(dir string) (string, error) {
 	return "", nil
 }
 
+// inBucket is a bucket.
+type inBucket struct {
+	*bucket.Bucket
+	name string
+}
+
+func (b inBucket) String() string { return b.name }
+
+func (b inBucket) owner(ctx context.Context) (string, error) { return b.Owner(ctx, filesName) }
+
+func (b inBucket) setOwner(ctx context.Context, id string) error {
+	return b.WriteOwner(ctx, filesName, id)
+}
+
+func (b inBucket) used(ctx context.Context) (string, error) {
+	dirs, err := b.List(ctx)
+	if err != nil || len(dirs) == 0 {
+		return "", err
+	}
+	return dirs[0], nil
+}
+
+// openBucket opens the bucket of a configuration; nil if it has none. What may pass is waited for where h is not nil.
+func openBucket(ctx context.Context, cfg config.Config, h *health) (*bucket.Bucket, error) {
+	s := cfg.Files.S3
+	if s == nil {
+		return nil, nil
+	}
+	access, secret, err := bucketKeys(s.KeyFile)
+	if err != nil {
+		return nil, err
+	}
+	const defaultCache = 10 << 10 // MiB
+	options := bucket.Options{
+		Endpoint: s.Endpoint, Region: s.Region, Bucket: s.Bucket, Prefix: s.Prefix, AccessKey: access, SecretKey: secret, CAFile: s.CAFile, Dir: cfg.DataDir, CacheBytes: int64(cmp.Or(s.CacheMiB, defaultCache)) << 20,
+	}
+	for {
+		b, err := bucket.Open(ctx, options)
+		trouble := store.TroubleOf(err)
+		if err == nil || trouble == nil || h == nil || ctx.Err() != nil {
+			return b, err
+		}
+		slog.WarnContext(ctx, "waiting for the bucket", "error", err)
+		h.setStore(nil, trouble)
+		select {
+		case <-time.After(retryStore):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// bucketKeys reads the file of an access key and its secret.
+func bucketKeys(file string) (access, secret string, err error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return "", "", fmt.Errorf("files.s3.key_file: %w", err)
+	}
+	lines := strings.Fields(string(b))
+	if len(lines) != 2 {
+		return "", "", fmt.Errorf("files.s3.key_file: %s has %d words; the access key is to be in the first line and the secret key in the second", file, len(lines))
+	}
+	return lines[0], lines[1], nil
+}
+
+// filesOf is where the files of a configuration are.
+func filesOf(cfg config.Config, b *bucket.Bucket) sharedFiles {
+	if b == nil {
+		return folder(cfg.FilesDir())
+	}
+	return inBucket{b, cfg.Files.S3.Endpoint + "/" + cfg.Files.S3.Bucket + "/" + cfg.Files.S3.Prefix}
+}
+
 // sharedSecret reads the secret that signs tokens from the records, or makes it: tokens are good at every gateway.
 func sharedSecret(ctx context.Context, records store.Store) ([]byte, error) {
-	r, err := records.Get(ctx, inSecrets, tokenKey)
+	r, err := records.Get(ctx, inShared, tokenKey)
 	if err == nil && len(r.Value) == secretBytes {
 		return r.Value, nil
 	}
@@ -215,19 +316,40 @@ func sharedSecret(ctx context.Context, records store.Store) ([]byte, error) {
 	if _, err := rand.Read(b); err != nil {
 		return nil, err
 	}
-	if err := records.Commit(ctx, store.Batch{Put: []store.Record{{Collection: inSecrets, Key: tokenKey, Value: b}}}); err != nil {
+	if err := records.Commit(ctx, store.Batch{Put: []store.Record{{Collection: inShared, Key: tokenKey, Value: b}}}); err != nil {
 		return nil, fmt.Errorf("store the secret of tokens: %w", err)
 	}
 	return b, nil
 }
 
-// restoreShared restores the records of a backup into a database that gateways share; the files are in their folder by then.
+// restoreShared restores the records of a backup into a database that gateways share; the files are in their folder by then, and go to the bucket if there is one.
 func restoreShared(ctx context.Context, from string, cfg config.Config, options store.Options) (err error) {
 	turn, err := takeTurn(ctx, cfg)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, turn.end()) }()
+	b, err := openBucket(ctx, cfg, nil)
+	if err != nil {
+		return err
+	}
+	if b != nil {
+		defer func() { err = errors.Join(err, b.Close()) }()
+		if used, err := filesOf(cfg, b).used(ctx); err != nil {
+			return err
+		} else if used != "" {
+			return fmt.Errorf("files: the bucket has %s: a backup is restored into an empty one, or under another prefix", used)
+		}
+		dirs, err := backup.Folders(cfg.DataDir)
+		if err != nil {
+			return err
+		}
+		for _, dir := range dirs {
+			if err := b.Put(ctx, dir); err != nil {
+				return err
+			}
+		}
+	}
 	options.Lease = turn.lease
 	if err := store.Restore(ctx, from, options); err != nil {
 		return err
@@ -236,5 +358,5 @@ func restoreShared(ctx context.Context, from string, cfg config.Config, options 
 	if err != nil {
 		return err
 	}
-	return errors.Join(bindFiles(ctx, records, cfg.FilesDir(), true), records.Close())
+	return errors.Join(bindFiles(ctx, records, filesOf(cfg, b), true), records.Close())
 }

@@ -82,12 +82,31 @@ type Store struct {
 type Files struct {
 	// Dir is a folder that every one of the gateways sees. It must exist.
 	Dir string `yaml:"dir"`
+	// S3 is a bucket in place of such a folder; DataDir has copies of what is in use.
+	S3 *S3 `yaml:"s3"`
+}
+
+// S3 is a bucket of MinIO, Amazon S3 or anything else with that API.
+type S3 struct {
+	// Endpoint is https://HOST[:PORT], or http.
+	Endpoint string `yaml:"endpoint"`
+	// Bucket must exist. Objects have names that begin with Prefix.
+	Bucket string `yaml:"bucket"`
+	Prefix string `yaml:"prefix"`
+	// Region is that of the bucket; empty: the server is asked.
+	Region string `yaml:"region"`
+	// KeyFile names a file whose first line is the access key, and the second the secret key.
+	KeyFile string `yaml:"key_file"`
+	// CAFile has the certificates that sign the server's, in PEM; empty: the system's.
+	CAFile string `yaml:"ca_file"`
+	// CacheMiB bounds the local copies, but for those in use; 0 = 10240.
+	CacheMiB int `yaml:"cache_mib"`
 }
 
 // Shared tells whether other gateways may take over from this one.
-func (f Files) Shared() bool { return f.Dir != "" }
+func (f Files) Shared() bool { return f.Dir != "" || f.S3 != nil }
 
-// FilesDir is the folder of files.
+// FilesDir is the folder of files on this machine.
 func (c *Config) FilesDir() string {
 	if c.Files.Dir != "" {
 		return c.Files.Dir

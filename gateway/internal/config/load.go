@@ -346,6 +346,9 @@ func (c *Config) resolve(dir string) error {
 	for _, p := range []*string{&c.DataDir, &c.Files.Dir, &c.Auth.KeysFile, &c.Store.URLFile, &c.TLS.CertFile, &c.TLS.KeyFile} {
 		*p = relativeTo(dir, *p)
 	}
+	if s := c.Files.S3; s != nil {
+		s.KeyFile, s.CAFile = relativeTo(dir, s.KeyFile), relativeTo(dir, s.CAFile)
+	}
 	for i := range c.Models {
 		m := &c.Models[i]
 		if local := relativeTo(dir, m.Path); !strings.HasPrefix(m.Path, "hf://") {

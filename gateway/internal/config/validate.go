@@ -148,6 +148,12 @@ func (c *Config) validateFiles() error {
 	if c.Store.Lease != 0 && (c.Store.Lease < minLease || c.Store.Lease > maxLease) {
 		return fmt.Errorf("store.lease: %s is not between %s and %s", c.Store.Lease, minLease, maxLease)
 	}
+	if s := c.Files.S3; s != nil {
+		if c.Files.Dir != "" {
+			return errors.New("files: dir and s3 are two ways to the same: one of them")
+		}
+		return s.validate()
+	}
 	data, err := filepath.Abs(c.DataDir)
 	if err != nil {
 		return fmt.Errorf("data_dir: %w", err)
@@ -163,6 +169,37 @@ func (c *Config) validateFiles() error {
 	}
 	return nil
 }
+
+var (
+	bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$`)
+	prefixName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_./-]{0,199}$`)
+)
+
+func (s *S3) validate() error {
+	u, err := url.Parse(s.Endpoint)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.User != nil || u.RawQuery != "" {
+		return fmt.Errorf("files.s3.endpoint: %q is not https://HOST[:PORT] or http://HOST[:PORT]", s.Endpoint)
+	}
+	if !bucketName.MatchString(s.Bucket) {
+		return fmt.Errorf("files.s3.bucket: %q is no name of a bucket", s.Bucket)
+	}
+	if s.Prefix != "" && (!prefixName.MatchString(s.Prefix) || !filepath.IsLocal(s.Prefix) || filepath.Clean(s.Prefix) != s.Prefix) {
+		return fmt.Errorf("files.s3.prefix: %q is no path of letters, digits and - _ . without a slash at its ends", s.Prefix)
+	}
+	if s.KeyFile == "" {
+		return errors.New("files.s3.key_file: required: a file with the access key and, in the second line, the secret key")
+	}
+	if s.CAFile != "" && u.Scheme != "https" {
+		return errors.New("files.s3.ca_file: only with an https endpoint")
+	}
+	if s.CacheMiB < 0 || s.CacheMiB > maxCacheMiB {
+		return fmt.Errorf("files.s3.cache_mib: %d is not between 0 (10240) and %d", s.CacheMiB, maxCacheMiB)
+	}
+	return nil
+}
+
+// maxCacheMiB is a petabyte.
+const maxCacheMiB = 1 << 30
 
 // maxLimit is more than anybody has of anything that is limited, and small enough for bytes to be counted.
 const maxLimit = 1 << 40

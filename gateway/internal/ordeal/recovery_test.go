@@ -32,8 +32,14 @@ var (
 // findings are what a client of the script sees and finds on the disk, by name.
 type findings map[string]string
 
-// script is a short life of a client: two runs, operations sent ahead, checkpoints, named and unnamed samplers, a run that goes on from a checkpoint, and one that goes back to it.
+// script is a short life of a client of a server whose files are in a folder: two runs, operations sent ahead, checkpoints, named and unnamed samplers, a run that goes on from a checkpoint, and one that goes back to it.
 func script(c caller, data string) findings {
+	c.Helper()
+	return scriptOf(c, func() string { return data })
+}
+
+// scriptOf is script for files that data puts into a folder.
+func scriptOf(c caller, data func() string) findings {
 	c.Helper()
 	f := findings{}
 	passed := func(name string, s submitted) {
@@ -85,7 +91,7 @@ func script(c caller, data string) findings {
 	sampled("base model", c.sample(c.sampler(session, 2, ""), 0, 4))
 	for name, r := range map[string]*trainee{"a": a, "b": b, "resumed": again} {
 		r.save("final-" + name).must()
-		f[name+": weights and optimizer"] = sums(c, filepath.Join(data, "checkpoints", "*", "weights", "final-"+name+"~*"))
+		f[name+": weights and optimizer"] = sums(c, filepath.Join(data(), "checkpoints", "*", "weights", "final-"+name+"~*"))
 	}
 	f["a: entropies"] = c.series(a.id, "entropy_topk", "entropy_topk_rest", "prompt_entropy_topk", "prompt_entropy_topk_rest")
 	if strings.Count(f["a: entropies"], "[2]") != 4 {

@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tinsmith/tinsmith/gateway/internal/bucket"
+	"github.com/tinsmith/tinsmith/gateway/internal/bucket/buckettest"
 	"github.com/tinsmith/tinsmith/plugins/plugintest/link"
 )
 
@@ -26,6 +28,7 @@ type couple struct {
 	testing.TB
 	gateways [2]*server
 	files    string
+	bucket   *buckettest.Server // has the files, if it is not nil
 	url      string // of the balancer
 
 	mu       sync.Mutex
@@ -40,21 +43,25 @@ type couple struct {
 func newCouple(t testing.TB, backend, more settings, kill [2][]string) *couple {
 	t.Helper()
 	dir := t.TempDir()
-	return newCoupleOf(t, backend, more, kill, dir, schema(t, dir))
+	return newCoupleOf(t, backend, more, kill, dir, schema(t, dir), nil)
 }
 
-// newCoupleOf is newCouple with a database, which a file names, and files in a folder.
-func newCoupleOf(t testing.TB, backend, more settings, kill [2][]string, dir, database string) *couple {
+// newCoupleOf is newCouple with a database, which a file names, and files in a folder or, if it is not nil, in a bucket.
+func newCoupleOf(t testing.TB, backend, more settings, kill [2][]string, dir, database string, inBucket *buckettest.Server) *couple {
 	t.Helper()
 	c := &couple{TB: t, files: filepath.Join(dir, "files"), active: -1, conns: map[net.Conn]int{}, stop: make(chan struct{})}
 	if err := os.Mkdir(c.files, 0o700); err != nil {
 		t.Fatal(err)
 	}
+	files := settings{"dir": c.files}
+	if c.bucket = inBucket; inBucket != nil {
+		files = settings{"s3": settings{"endpoint": inBucket.URL, "bucket": inBucket.Bucket, "prefix": inBucket.Prefix, "key_file": inBucket.KeyFile(t, dir), "cache_mib": 1}}
+	}
 	lease := "1s"
 	if _, measured := t.(*testing.B); measured {
 		lease = "3s"
 	}
-	shared := settings{"store": settings{"driver": "postgres", "url_file": database, "lease": lease}, "files": settings{"dir": c.files}}
+	shared := settings{"store": settings{"driver": "postgres", "url_file": database, "lease": lease}, "files": files}
 	for k, v := range more {
 		shared[k] = v
 	}
@@ -156,6 +163,33 @@ func (c *couple) end() {
 	}
 }
 
+// script is script by way of the balancer.
+func (c *couple) script() findings {
+	c.Helper()
+	return scriptOf(newCaller(c, c.url), func() string {
+		if c.bucket == nil {
+			return c.files
+		}
+		b, err := bucket.Open(c.Context(), bucket.Options{
+			Endpoint: c.bucket.URL, Bucket: c.bucket.Bucket, Prefix: c.bucket.Prefix, AccessKey: c.bucket.AccessKey, SecretKey: c.bucket.SecretKey, Dir: c.files, CacheBytes: 1 << 30,
+		})
+		var dirs []string
+		if err == nil {
+			defer b.Close()
+			dirs, err = b.List(c.Context())
+		}
+		for _, dir := range dirs {
+			if err == nil {
+				_, err = b.Fetch(c.Context(), dir)
+			}
+		}
+		if err != nil {
+			c.Fatal(err)
+		}
+		return c.files
+	})
+}
+
 // serving is the gateway that is ready.
 func (c *couple) serving() *server {
 	c.Helper()
@@ -202,8 +236,13 @@ func TestStandby(t *testing.T) {
 			}
 		}
 		t.Run(fmt.Sprint(round, kill), func(t *testing.T) {
-			c := newCouple(t, backend, recoveryOften(), kill)
-			got := script(newCaller(t, c.url), c.files)
+			var files *buckettest.Server
+			if round%2 == 1 {
+				files = buckettest.New(t)
+			}
+			dir := t.TempDir()
+			c := newCoupleOf(t, backend, recoveryOften(), kill, dir, schema(t, dir), files)
+			got := c.script()
 			c.end()
 			compare(t, got, want)
 			t.Logf("%d and %d starts", c.gateways[0].starts, c.gateways[1].starts)
@@ -250,7 +289,7 @@ func TestStandbyAfterAPause(t *testing.T) {
 			}
 		}
 	})
-	got := script(newCaller(t, c.url), c.files)
+	got := c.script()
 	done.Store(true)
 	disturbing.Wait()
 	c.end()
@@ -312,7 +351,7 @@ func TestDatabaseAway(t *testing.T) {
 	if err := os.WriteFile(file, []byte(through.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c := newCoupleOf(t, backend, recoveryOften(), [2][]string{}, dir, file)
+	c := newCoupleOf(t, backend, recoveryOften(), [2][]string{}, dir, file, nil)
 	first := c.serving()
 	var disturbing sync.WaitGroup
 	disturbing.Go(func() {
@@ -349,7 +388,7 @@ func TestDatabaseAway(t *testing.T) {
 			}
 		}
 	})
-	got := script(newCaller(t, c.url), c.files)
+	got := c.script()
 	disturbing.Wait()
 	r := newCaller(t, c.url)
 	if out, err := r.post("/create_session", object{"tags": []string{}, "user_metadata": object{}, "sdk_version": "0.38.0", "type": "create_session"}); err != nil {

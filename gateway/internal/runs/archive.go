@@ -142,10 +142,20 @@ func (c *Core) OpenArchive(ctx context.Context, token string) (name string, writ
 	if file != "" {
 		return "", nil, refusef(KindForbidden, "the link is for one file")
 	}
+	release, err := c.here(ctx, cp.Dir)
+	if err != nil {
+		return "", nil, err
+	}
+	defer release()
 	if err := c.intact(ctx, &cp, exported...); err != nil {
 		return "", nil, err
 	}
 	return cp.Name + ".tar", func(w io.Writer) error {
+		release, err := c.here(ctx, cp.Dir)
+		if err != nil {
+			return fmt.Errorf("archive %s: %w", cp.Path, err)
+		}
+		defer release()
 		out := tar.NewWriter(w)
 		for _, file := range exported {
 			if err := addFile(out, filepath.Join(c.file(cp.Dir), file), file); err != nil {
@@ -190,6 +200,11 @@ func (c *Core) FileTokens(ctx context.Context, by Requester, path string) (FileT
 	}
 	cp := *found
 	c.mu.Unlock()
+	release, err := c.here(ctx, cp.Dir)
+	if err != nil {
+		return FileTokens{}, err
+	}
+	defer release()
 	out := FileTokens{Tokens: map[string]string{}, Expires: c.cfg.now().UTC().Add(c.cfg.URLLifetime).Truncate(time.Second)}
 	for _, file := range exported {
 		if _, err := os.Stat(filepath.Join(c.file(cp.Dir), file)); err == nil {
@@ -215,6 +230,11 @@ func (c *Core) OpenFile(ctx context.Context, token string) (name string, modifie
 	if !slices.Contains(exported, file) {
 		return "", time.Time{}, nil, refusef(KindForbidden, "the link is for an archive")
 	}
+	release, err := c.here(ctx, cp.Dir)
+	if err != nil {
+		return "", time.Time{}, nil, err
+	}
+	defer release() // a file that is open stays
 	if err := c.intact(ctx, &cp, file); err != nil {
 		return "", time.Time{}, nil, err
 	}

@@ -116,6 +116,11 @@ func (c *Core) CopyCheckpoint(ctx context.Context, req CopyCheckpoint) (Checkpoi
 	if err := makeDirs(filepath.Dir(c.file(copied.Dir))); err != nil {
 		return CheckpointInfo{}, fmt.Errorf("copy checkpoint: %w", err)
 	}
+	release, err := c.here(ctx, src.Dir)
+	if err != nil {
+		return CheckpointInfo{}, fmt.Errorf("copy checkpoint: %w", err)
+	}
+	defer release()
 	if err := copyDir(from, c.file(unsettledName(copied.Dir))); err != nil {
 		return CheckpointInfo{}, fmt.Errorf("copy checkpoint: %w", err)
 	}

@@ -56,11 +56,13 @@ type Model struct {
 
 // Config is what a Core is made of. Zero durations and limits mean the defaults given here.
 type Config struct {
-	Store    store.Store
-	DataDir  string // checkpoints live in its folder "checkpoints"
-	Models   []Model
-	Backends Backends
-	Logger   *slog.Logger // nil = slog.Default
+	Store   store.Store
+	DataDir string // checkpoints live in its folder "checkpoints"
+	// Elsewhere has all folders that records name; nil = DataDir has them.
+	Elsewhere Elsewhere
+	Models    []Model
+	Backends  Backends
+	Logger    *slog.Logger // nil = slog.Default
 	// Refuse says why new work for a model is not taken for now, which clients are told with KindUnavailable; nil = never.
 	Refuse func(model string) error
 	// Failed says why a model cannot be served until the server is started again, which callers are told with KindFailed, at once; nil = never. It must not wait.

@@ -3,9 +3,7 @@ package runs
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -71,7 +69,7 @@ func (c *Core) eraseWaiting(ctx context.Context) {
 			if gone == nil {
 				break
 			}
-			err := c.removeFiles(dir)
+			err := c.removeFiles(ctx, dir)
 			gone()
 			if err != nil {
 				c.logged("files could not be deleted", err, "path", dir)
@@ -154,12 +152,17 @@ func (c *Core) deleteBehind(why string, dirs ...string) {
 }
 
 // removeFiles removes a folder of a checkpoint, a snapshot or a recovery point, and what is then empty of a run that has ended.
-func (c *Core) removeFiles(dir string) error {
+func (c *Core) removeFiles(ctx context.Context, dir string) error {
 	if !placed(dir) {
 		return fmt.Errorf("%q is no folder that can be deleted", dir)
 	}
 	if err := os.RemoveAll(c.file(dir)); err != nil {
 		return err
+	}
+	if c.cfg.Elsewhere != nil {
+		if err := c.cfg.Elsewhere.Remove(ctx, dir); err != nil {
+			return err
+		}
 	}
 	parts := strings.Split(dir, string(filepath.Separator))
 	if parts[0] != "snapshots" && parts[0] != "recovery" {
@@ -196,7 +199,7 @@ func (c *Core) loadDeletions(ctx context.Context, needed func(dir string) bool) 
 		if err := json.Unmarshal(b, &d); err != nil {
 			return err
 		}
-		if _, err := os.Lstat(c.file(d.Dir)); needed(d.Dir) || !placed(d.Dir) || errors.Is(err, fs.ErrNotExist) {
+		if needed(d.Dir) || !placed(d.Dir) || c.gone(d.Dir) {
 			if needed(d.Dir) {
 				c.log.Warn("files that were to be deleted have a record, and stay", "path", d.Dir, "why", d.Why)
 			}

@@ -227,6 +227,9 @@ func (c *Core) describeWaiting(ctx context.Context) {
 		if cp == nil {
 			continue
 		}
+		if _, err := os.Lstat(dir); err != nil && c.cfg.Elsewhere != nil {
+			continue // it is elsewhere, and says there what it said when it was made
+		}
 		before, err := readDescription(dir)
 		if err != nil || before == nil {
 			before = &description{}

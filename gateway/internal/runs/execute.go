@@ -238,7 +238,7 @@ func (c *Core) createIn(ctx context.Context, b Backend, op *operation) (plugins.
 		return plugins.AdapterInfo{}, invalidf("lora_config.rank: is %d, %s allows at most %d", r.LoRA.Rank, r.ServedModel, b.Model.MaxRank)
 	}
 	if op.create.Path != "" {
-		if err := c.keepLoaded(op, op.create); err != nil {
+		if err := c.keepLoaded(ctx, op, op.create); err != nil {
 			return plugins.AdapterInfo{}, err
 		}
 		dir := unsettledName(op.dir)
@@ -344,7 +344,7 @@ func (c *Core) callLoad(ctx context.Context, b Backend, op *operation) (done, er
 		op.load.Dir, untrained = cp.Dir, c.untrained(cp)
 	}
 	c.mu.Unlock()
-	keepErr := c.keepLoaded(op, op.load)
+	keepErr := c.keepLoaded(ctx, op, op.load)
 	dir := unsettledName(op.dir)
 	if keepErr != nil {
 		dir = op.load.Dir // the position is given away and must be filled: there is nothing to be loaded at this place either

@@ -99,19 +99,30 @@ func (c *Core) exportCheckpoint(ctx context.Context, owner, path, names string) 
 		if cp.Kind == KindWeights {
 			files = adapterFiles
 		}
+		release, err := c.here(ctx, cp.Dir)
+		if err != nil {
+			return nil, fmt.Errorf("export: %w", err)
+		}
+		defer release()
 		if err := c.intact(ctx, &cp, files...); err != nil {
 			return nil, err
 		}
 		return c.exportWritten(ctx, c.byName[cp.ServedModel], source{saved: found}, c.exportOf(&cp, owner), files, names, entry)
 	}
+	release, err := c.here(ctx, cp.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("export: %w", err)
+	}
 	if err := c.intact(ctx, &cp, exported...); err != nil {
+		release()
 		return nil, err
 	}
 	if err := c.commit(ctx, store.Batch{Add: []store.Record{entry}}); err != nil {
+		release()
 		return nil, fmt.Errorf("export: %w", err)
 	}
 	e := c.exportOf(&cp, owner)
-	e.close = func() {}
+	e.close = release
 	e.fill(c.file(cp.Dir), exported)
 	return e, nil
 }

@@ -317,6 +317,11 @@ func (c *Core) restoreBase(ctx context.Context, b Backend, r *run, p *plan) erro
 	if base == nil || base.OnTop {
 		var err error
 		if p.first != nil { // an import may have a shape that no adapter is created with
+			var release func()
+			if release, err = c.here(ctx, p.first.Dir); err != nil {
+				return err
+			}
+			defer release()
 			_, err = b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.adapter, Path: c.file(p.first.Dir), Scope: plugins.ScopeWeights, Version: p.first.Version})
 		} else {
 			_, err = b.CreateAdapter(ctx, r.fresh())
@@ -329,6 +334,11 @@ func (c *Core) restoreBase(ctx context.Context, b Backend, r *run, p *plan) erro
 	if base.OnTop {
 		req.Position, p.position = 1, 1
 	}
+	release, err := c.here(ctx, base.Dir)
+	if err != nil {
+		return err
+	}
+	defer release()
 	info, err := b.LoadAdapter(ctx, req)
 	if err == nil && info.Version != base.Version {
 		err = refusef(KindInvalid, "the backend loaded version %d as %d", base.Version, info.Version)

@@ -40,7 +40,7 @@ func (p *recoveryPoint) record() store.Record {
 }
 
 // keepLoaded links a checkpoint that is about to be loaded, so that the run can be rebuilt from it when the checkpoint itself has been deleted. It is in op.dir then, and settled once it is loaded.
-func (c *Core) keepLoaded(op *operation, body *createBody) error {
+func (c *Core) keepLoaded(ctx context.Context, op *operation, body *createBody) error {
 	if op.dir != "" { // by an attempt before, in whose process the load was not finished
 		return nil
 	}
@@ -48,7 +48,12 @@ func (c *Core) keepLoaded(op *operation, body *createBody) error {
 	if err := makeDirs(filepath.Dir(c.file(dir))); err != nil {
 		return fmt.Errorf("keep the loaded checkpoint: %w", err)
 	}
-	err := copyDir(c.file(body.Dir), c.file(unsettledName(dir)))
+	release, err := c.here(ctx, body.Dir)
+	if err != nil {
+		return fmt.Errorf("keep the loaded checkpoint: %w", err)
+	}
+	defer release()
+	err = copyDir(c.file(body.Dir), c.file(unsettledName(dir)))
 	if errors.Is(err, fs.ErrNotExist) {
 		return notFoundf("checkpoint %s is deleted", body.Path)
 	}

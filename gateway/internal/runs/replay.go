@@ -252,6 +252,11 @@ func (c *Core) replay(ctx context.Context, b Backend, op *operation) error {
 		return nil
 	case op.past.load != nil:
 		p := op.past.load
+		release, err := c.here(ctx, p.Dir)
+		if err != nil {
+			return err
+		}
+		defer release()
 		got, err := b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: r.adapter, Position: op.position, Path: c.file(p.Dir), Scope: p.Scope, Version: p.Version})
 		if err != nil {
 			return err

@@ -189,7 +189,7 @@ func (c *Core) purge(ctx context.Context, s *session) error {
 	}
 	c.mu.Unlock()
 	for _, dir := range dirs {
-		if _, err := os.Lstat(c.file(dir)); err == nil {
+		if !c.gone(dir) {
 			left = append(left, dir)
 			b.Put = append(b.Put, c.deletion(dir, "the session has ended"))
 		}

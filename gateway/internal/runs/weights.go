@@ -128,7 +128,11 @@ func (c *Core) acquireSaved(ctx context.Context, b Backend, dir string) (adapter
 		on.frozen[dir] = f
 		f.users++ // of the loader
 		c.start(func(ctx context.Context) {
-			_, f.err = b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: f.adapter, Path: c.file(dir), Scope: plugins.ScopeWeights, Frozen: true})
+			release, err := c.here(ctx, dir)
+			if f.err = err; err == nil {
+				_, f.err = b.LoadAdapter(ctx, plugins.LoadAdapterRequest{Adapter: f.adapter, Path: c.file(dir), Scope: plugins.ScopeWeights, Frozen: true})
+				release()
+			}
 			close(f.ready)
 			c.mu.Lock()
 			defer c.mu.Unlock()

@@ -29,6 +29,9 @@ const (
 	Failing  State = "failing"   // anything else: an input/output error, a database that cannot be reached
 )
 
+// NewTrouble is for stores around a store, of what else they need.
+func NewTrouble(state State, cause error) *Trouble { return &Trouble{state, cause} }
+
 // Error says what the state means and what was met.
 func (t *Trouble) Error() string { return fmt.Sprintf("the store is %s: %v", t.State, t.cause) }
 
