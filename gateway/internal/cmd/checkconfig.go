@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"slices"
 	"time"
 
@@ -43,6 +44,7 @@ func checkConfigCommand() *cobra.Command {
 				faults = append(faults, fmt.Errorf("%s: tls.cert_file: the certificate expired at %s", args[0], end.UTC().Format(time.RFC3339)))
 			}
 		}
+		faults = append(faults, checkFiles(args[0], cfg)...)
 		faults = append(faults, unknownNames(args[0], cfg)...)
 		for i, m := range cfg.Models {
 			if err := checkModel(c.Context(), c.OutOrStdout(), m, programs); err != nil {
@@ -55,6 +57,23 @@ func checkConfigCommand() *cobra.Command {
 		fmt.Fprintf(c.OutOrStdout(), "%s is valid: %d model(s), listening on %s\n", args[0], len(cfg.Models), cfg.Listen)
 		return nil
 	}}
+}
+
+// checkFiles looks for what can be known of shared files without a server.
+func checkFiles(file string, cfg config.Config) (faults []error) {
+	if dir := cfg.Files.Dir; dir != "" {
+		if info, err := os.Stat(dir); err != nil {
+			faults = append(faults, fmt.Errorf("%s: files.dir: %w", file, err))
+		} else if !info.IsDir() {
+			faults = append(faults, fmt.Errorf("%s: files.dir: %s is not a directory", file, dir))
+		}
+	}
+	if s := cfg.Files.S3; s != nil {
+		if _, _, err := bucketKeys(s.KeyFile); err != nil {
+			faults = append(faults, fmt.Errorf("%s: %w", file, err))
+		}
+	}
+	return faults
 }
 
 // unknownNames finds names with limits of which there is no key: a misspelled one would have none. Without a keys file, or with one that cannot be read, nobody knows.

@@ -117,3 +117,26 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// Files that are shared have their paths beside the configuration, and are on this machine where a folder says so.
+func TestSharedFiles(t *testing.T) {
+	parse := func(files string) Config {
+		t.Helper()
+		cfg, err := Parse(filepath.Join("etc", "tinsmith.yaml"), []byte("data_dir: state\nstore: {driver: postgres, url_file: url, lease: 5s}\nfiles: "+files+"\nmodels: [{name: a, path: /models/a, backend: {plugin: fake}}]\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cfg
+	}
+	cfg := parse("{dir: mount}")
+	if want := filepath.Join("etc", "mount"); cfg.FilesDir() != want || !cfg.Files.Shared() || cfg.Store.Lease != 5*time.Second {
+		t.Errorf("%+v: files are in %s, want %s", cfg.Files, cfg.FilesDir(), want)
+	}
+	cfg = parse(`{s3: {endpoint: "http://127.0.0.1:9000", bucket: my-bucket, prefix: a/b, key_file: keys}}`)
+	if s := cfg.Files.S3; cfg.FilesDir() != filepath.Join("etc", "state") || !cfg.Files.Shared() || s.KeyFile != filepath.Join("etc", "keys") || s.CAFile != "" {
+		t.Errorf("%+v: files are in %s", s, cfg.FilesDir())
+	}
+	if cfg := Default(); cfg.Files.Shared() || cfg.FilesDir() != cfg.DataDir {
+		t.Errorf("without files: %+v", cfg.Files)
+	}
+}

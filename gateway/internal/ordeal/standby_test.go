@@ -29,7 +29,7 @@ type couple struct {
 	gateways [2]*server
 	files    string
 	bucket   *buckettest.Server // has the files, if it is not nil
-	url      string // of the balancer
+	url      string             // of the balancer
 
 	mu       sync.Mutex
 	active   int // -1: none
