@@ -581,7 +581,16 @@ func redactor(cfg config.Config, models []*catalog.Model, programs string) (*red
 		return nil, err
 	}
 	secrets := redact.Secrets{Paths: []string{cfg.DataDir, cfg.FilesDir(), programs}, Words: redact.PostgresWords(databaseURL)}
-	for _, file := range []string{cfg.File, cfg.Auth.KeysFile, cfg.Store.URLFile} {
+	hidden := []string{cfg.File, cfg.Auth.KeysFile, cfg.Store.URLFile}
+	if s := cfg.Files.S3; s != nil {
+		access, secret, err := bucketKeys(s.KeyFile)
+		if err != nil {
+			return nil, err
+		}
+		hidden = append(hidden, s.KeyFile, s.CAFile)
+		secrets.Words = append(secrets.Words, access, secret, s.Endpoint, strings.TrimPrefix(strings.TrimPrefix(s.Endpoint, "https://"), "http://"))
+	}
+	for _, file := range hidden {
 		if file == "" {
 			continue
 		}

@@ -178,8 +178,8 @@ func (c *couple) script() findings {
 			defer b.Close()
 			dirs, err = b.List(c.Context())
 		}
-		for _, dir := range dirs {
-			if err == nil {
+		for _, dir := range dirs { // others may go meanwhile
+			if err == nil && strings.HasPrefix(dir, "checkpoints"+string(filepath.Separator)) {
 				_, err = b.Fetch(c.Context(), dir)
 			}
 		}
@@ -254,10 +254,19 @@ func TestStandby(t *testing.T) {
 }
 
 // TestStandbyAfterAPause stops the gateway that serves for longer than its lease, lets the other take over, and has the first go on: it writes nothing any more and ends by itself. A second gateway takes over in an orderly way, too.
+// Backends are each gateway's own, or one on another machine, which goes from one gateway to the other.
 func TestStandbyAfterAPause(t *testing.T) {
 	schema(t, t.TempDir()) // skips
-	backend := settings{"plugin": "fake"}
-	want, _, _, _ := live(t, victim{backend: backend})
+	want, _, _, _ := live(t, victim{backend: settings{"plugin": "fake"}})
+	t.Run("backends here", func(t *testing.T) { pause(t, settings{"plugin": "fake"}, want) })
+	t.Run("a backend elsewhere", func(t *testing.T) {
+		p := newPlatform(t, "fake")
+		pause(t, p.section(p.address, settings{"plugin": "fake"}), want)
+	})
+}
+
+// pause is TestStandbyAfterAPause with one way to have backends.
+func pause(t *testing.T, backend settings, want findings) {
 	c := newCouple(t, backend, recoveryOften(), [2][]string{})
 	var done atomic.Bool
 	var disturbing sync.WaitGroup
@@ -398,5 +407,85 @@ func TestDatabaseAway(t *testing.T) {
 	compare(t, got, want)
 	if n := c.gateways[0].starts + c.gateways[1].starts; n != 2 {
 		t.Errorf("%d starts of two gateways", n)
+	}
+}
+
+// TestGoingOver moves a run from a gateway alone to one that shares a folder, from there to one with a bucket, and back, by backups of servers that run and that do not: it goes on with the same bits. A folder that is not the
+// database's is refused.
+func TestGoingOver(t *testing.T) {
+	database := func() settings {
+		return settings{"driver": "postgres", "url_file": schema(t, t.TempDir()), "lease": "500ms"}
+	}
+	shared := settings{"store": database(), "files": settings{"dir": t.TempDir()}}
+	inBucket := buckettest.New(t)
+	bucketed := settings{"store": database(), "files": settings{"s3": settings{
+		"endpoint": inBucket.URL, "bucket": inBucket.Bucket, "prefix": inBucket.Prefix, "key_file": inBucket.KeyFile(t, t.TempDir()), "cache_mib": 1,
+	}}}
+	backend := settings{"plugin": "fake"}
+	s := newServer(t, backend, recoveryOften())
+	s.start()
+	s.ready()
+	c := newCaller(t, s.url)
+	session := c.session()
+	r := c.create(session, 0, 4)
+	first, _ := r.save("first").must()
+	for i := range 6 {
+		lesson(r, i).must()
+	}
+	moved, at := *r, s
+	for n, to := range []settings{shared, bucketed, nil} {
+		if n == 1 {
+			at.end() // a server that does not run is copied as well
+		}
+		backup := filepath.Join(t.TempDir(), "backup")
+		if out, errs, err := at.command("backup", backup); err != nil {
+			t.Fatalf("backup %d: %v\n%s%s", n, err, out, errs)
+		}
+		if n != 1 {
+			at.end()
+		}
+		more := recoveryOften()
+		for k, v := range to {
+			more[k] = v
+		}
+		next := newServer(t, backend, more)
+		if out, errs, err := next.command("restore", backup); err != nil {
+			t.Fatalf("restore %d: %v\n%s%s", n, err, out, errs)
+		}
+		next.start()
+		next.ready()
+		moved.caller = newCaller(t, next.url)
+		for i := range 3 {
+			lesson(&moved, 6+3*n+i).must()
+		}
+		moved.resume(session, 1+n, first["path"].(string)).pass(0, 1, 8).must()
+		at = next
+	}
+	moved.save("end").must()
+	s.ok(os.Remove(filepath.Join(s.dir, "data", "address")))
+	s.url = ""
+	s.start()
+	s.ready()
+	r.caller = newCaller(t, s.url)
+	for i := range 9 {
+		lesson(r, 6+i).must()
+	}
+	r.save("end").must()
+	pattern := filepath.Join("data", "checkpoints", "*", "weights", "end~*")
+	if want, got := sums(t, filepath.Join(s.dir, pattern)), sums(t, filepath.Join(at.dir, pattern)); got != want {
+		t.Errorf("moved three times the run ends with %s, else with %s", got, want)
+	}
+	other := newServer(t, backend, settings{"store": shared["store"], "files": settings{"dir": t.TempDir()}})
+	if said := other.refusalOrStart(); !strings.Contains(said, "is it mounted?") {
+		t.Errorf("with an empty folder in place of the database's it says %q", lastOf(said, 2000))
+	}
+	alone := newServer(t, backend, settings{"store": settings{"driver": "postgres", "url_file": shared["store"].(settings)["url_file"]}})
+	if said := alone.refusalOrStart(); !strings.Contains(said, "gateways share") {
+		t.Errorf("without files it says %q", lastOf(said, 2000))
+	}
+	over := newServer(t, backend, shared)
+	s.ok(os.Mkdir(filepath.Join(over.dir, "data"), 0o700))
+	if out, errs, err := over.command("recover"); err != nil || !strings.Contains(out, "data directory") {
+		t.Errorf("recover: %v\n%s%s", err, out, errs)
 	}
 }
