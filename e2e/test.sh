@@ -100,7 +100,7 @@ fuzzall() {
 
 # Packages where goroutines share state; the race detector makes the arithmetic of the others too slow to be worth it. Tests run in the order of the packages: the longest are first, so that none of them runs alone at the end.
 concurrent=$(go list ./backends/internal/engine ./gateway/internal/ordeal 2>/dev/null;
-  go list ./gateway/... ./plugins/... | grep -vE '/(tokenizer|chat/jinja|schema|schema/ecma|schema/jsonvalue|toolgrammar|answer|grammar|ordeal)$')
+  go list ./gateway/... ./plugins/... | grep -vE '/(tokenizer|chat/jinja|schema|schema/ecma|schema/jsonvalue|toolgrammar|answer|grammar|ordeal|manifests)$')
 others=$(go list ./e2e/... ./... | grep -vxF "$concurrent")
 # Of these, tests of programs; the rest only computes.
 programs=$(grep -E '/e2e/|/backends/[a-z]+$|/backends/internal/(transformers|devicebench|programtest)$' <<< "$others")

@@ -193,8 +193,8 @@ func (l *Listener) Stop(why string) {
 	l.server.GracefulStop()
 }
 
-// listenOptions reads the arguments behind `serve`.
-func listenOptions(arguments []string, out io.Writer) (ListenOptions, error) {
+// ListenArguments reads the arguments of a program behind `serve`; what it says of them goes to out. Names of models that are downloaded are as they were given.
+func ListenArguments(arguments []string, out io.Writer) (ListenOptions, error) {
 	var o ListenOptions
 	flags := flag.NewFlagSet(serveArgument, flag.ContinueOnError)
 	flags.SetOutput(out)
@@ -248,7 +248,7 @@ func listenOptions(arguments []string, out io.Writer) (ListenOptions, error) {
 // serveGateways is the main function of a program that serves gateways on other machines. Nothing keeps it but whoever started it.
 func serveGateways(b Backend, arguments []string) error {
 	slog.SetDefault(slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})))
-	o, err := listenOptions(arguments, os.Stderr)
+	o, err := ListenArguments(arguments, os.Stderr)
 	if errors.Is(err, flag.ErrHelp) {
 		return nil
 	}

@@ -27,7 +27,7 @@ func TestListenArguments(t *testing.T) {
 		{"no duration", "--listen :7000 --data d --lease 30", "lease"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			o, err := listenOptions(strings.Fields(c.arguments), io.Discard)
+			o, err := ListenArguments(strings.Fields(c.arguments), io.Discard)
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("got %+v, %v; want %q", o, err, c.want)
 			}

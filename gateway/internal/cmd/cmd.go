@@ -28,6 +28,15 @@ func Main(version string) int { return Program{Version: version}.Main() }
 func (p Program) Main() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if err := p.Root().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(shown{os.Stderr}, "tinsmith:", err) // it may have in it what a server said
+		return 1
+	}
+	return 0
+}
+
+// Root is the command line, for Main and for who checks arguments that are written somewhere.
+func (p Program) Root() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "tinsmith",
 		Short:         "Train LoRA adapters with the Tinker SDK and chat with them through any OpenAI client, on your own machine",
@@ -35,11 +44,7 @@ func (p Program) Main() int {
 		SilenceErrors: true,
 	}
 	root.AddCommand(serveCommand(p), checkConfigCommand(), planCommand(), versionCommand(p.Version), chatCommand(), modelsCommand(), backendsCommand(), drainCommand(), runsCommand(), metricsCommand(), importCommand(), exportCommand(), pushCommand(), pullCommand(), fetchCommand(), envCommand(), keyCommand(), usageCommand(), backupCommand(p.Version), restoreCommand(), recoverCommand(), selftestCommand(p.Version), hyperparamsCommand())
-	if err := root.ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(shown{os.Stderr}, "tinsmith:", err) // it may have in it what a server said
-		return 1
-	}
-	return 0
+	return root
 }
 
 func versionCommand(version string) *cobra.Command {
