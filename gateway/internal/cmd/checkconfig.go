@@ -3,12 +3,14 @@ package cmd
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -105,6 +107,7 @@ func checkModel(ctx context.Context, notes io.Writer, m config.Model, programs s
 		}
 	}
 	members := m.Members()
+	noteShares(notes, m.Name, members)
 	for i, b := range members {
 		if i > 0 && b.Remote == nil && b.Plugin == members[i-1].Plugin && bytes.Equal(b.Section, members[i-1].Section) {
 			continue // a replica
@@ -116,6 +119,26 @@ func checkModel(ctx context.Context, notes io.Writer, m config.Model, programs s
 		}
 	}
 	return errors.Join(faults...)
+}
+
+// noteShares notes which of several backends on this machine take its memory and its processors as if they were alone.
+func noteShares(notes io.Writer, model string, members []config.Backend) {
+	local := slices.DeleteFunc(slices.Clone(members), func(b config.Backend) bool { return b.Remote != nil })
+	if len(local) < 2 {
+		return
+	}
+	for _, key := range []string{"memory_mib", "threads"} {
+		var without []string
+		for _, b := range local {
+			var section map[string]json.RawMessage
+			if json.Unmarshal(b.Section, &section) == nil && section[key] == nil {
+				without = append(without, b.Name)
+			}
+		}
+		if len(without) > 0 {
+			fmt.Fprintf(notes, "model %s: %d backends share this machine, and %s sets no %s: without it each takes nearly all there is\n", model, len(local), strings.Join(without, ", "), key)
+		}
+	}
 }
 
 // checkBackend is checkModel for one of its backends.

@@ -186,6 +186,16 @@ func (c *Core) arrivedHome(r *run) {
 	c.start(func(context.Context) { // when the rebuild is over
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		if r.home.drained && r.usable() {
+			if to := c.destination(r); to != nil {
+				c.startMove(r, to, "its backend is drained")
+			}
+		}
+		for _, other := range c.runs {
+			if other.model == m && other.rebuild != nil && other.usable() {
+				return // the last one does it
+			}
+		}
 		c.rebalance(m)
 	})
 }

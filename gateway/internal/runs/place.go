@@ -2,6 +2,7 @@ package runs
 
 import (
 	"context"
+	"slices"
 
 	"github.com/tinsmith/tinsmith/plugins"
 )
@@ -77,10 +78,10 @@ func (c *Core) chooseSlot(m *model, src source, req *plugins.SampleRequest, w *b
 	case src.snap != nil:
 		r, dir = src.snap.run, src.snap.dir
 		if dir == "" && src.snap.lost == "" && !c.canPublish(src.snap) {
-			return r.home
+			return m.waitable(r.home)
 		}
 	case r != nil: // its newest version is nowhere else
-		return r.home
+		return m.waitable(r.home)
 	}
 	ready := func(s *slot) bool { return s.usable() && !s.inquest.open && (r == nil || r.sameArithmetic(s)) }
 	has := func(s *slot) bool {
@@ -113,6 +114,14 @@ func (c *Core) chooseSlot(m *model, src source, req *plugins.SampleRequest, w *b
 		}
 	}
 	return nil
+}
+
+// waitable is a run's home, unless that has failed for good while another one has not: the run is about to get another. mu is held.
+func (m *model) waitable(home *slot) *slot {
+	if home.failed != nil && slices.ContainsFunc(m.slots, func(s *slot) bool { return s.failed == nil }) {
+		return nil
+	}
+	return home
 }
 
 // overfull tells whether a backend has so much more to sample than others which have the same weights that a prompt goes there without its beginning. mu is held.

@@ -172,7 +172,7 @@ func best(list []*slot, wanted func(*slot) bool) *slot {
 	return nil
 }
 
-// residents counts the runs whose home a backend is, and those of them that had work of late or have an owner's name. mu is held.
+// residents counts the runs whose home a backend is, or will be when they have moved there, and those of them that had work of late, of all owners and of one.
 type residents struct{ runs, active, own int }
 
 // activeFor is how long a run counts as active after its last request.
@@ -190,7 +190,11 @@ func (c *Core) residents(m *model, owner string) []residents {
 		if r.model != m || r.home == nil || !r.usable() {
 			continue
 		}
-		n := &out[r.home.index]
+		at := r.home
+		if r.moving != nil {
+			at = r.moving.to
+		}
+		n := &out[at.index]
 		n.runs++
 		if c.active(r) {
 			n.active++
@@ -282,12 +286,12 @@ func (c *Core) awaitHome(ctx context.Context, r *run, work *blame) (Backend, err
 }
 
 // findHome gives a run that is with no process a home where it can be now: its old one if that has a process and is not drained; else another one that runs and has the same arithmetic; else the old one, unless it does not come
-// back or is drained. Then it is one with another arithmetic, if there is no other. mu is held.
+// back or is drained. One with another arithmetic is the last choice. mu is held.
 func (c *Core) findHome(r *run, held bool) {
 	home := r.home
 	full := func(s *slot) bool { return r.full[s] }
 	stays := home.failed == nil && !home.drained && !full(home)
-	if home.running && stays {
+	if home.running && stays && r.sameArithmetic(home) {
 		return
 	}
 	if home.failed == nil && (held || r.suspected()) {
@@ -298,13 +302,15 @@ func (c *Core) findHome(r *run, held bool) {
 		c.rehome(r, s, c.whyLeave(home))
 		return
 	}
-	if home.failed == nil && !full(home) && (home.running || !home.drained) { // drained, and no other as good runs
-		if home.running || slices.ContainsFunc(r.model.slots, func(s *slot) bool { return s.failed == nil && r.sameArithmetic(s) }) {
-			return
-		}
+	if stays && r.sameArithmetic(home) { // it comes again
+		return
 	}
+	// One that has no process yet may have the same arithmetic: that is known when it has.
 	if s := c.chooseHome(r, func(s *slot) bool { return s != home && !s.drained && !full(s) && r.sameArithmetic(s) }); s != nil {
 		c.rehome(r, s, c.whyLeave(home))
+		return
+	}
+	if stays || home.running && home.failed == nil && !full(home) && r.sameArithmetic(home) {
 		return
 	}
 	if s := c.chooseHome(r, func(s *slot) bool { return s != home && s.usable() && !full(s) }); s != nil {
@@ -312,7 +318,7 @@ func (c *Core) findHome(r *run, held bool) {
 	}
 }
 
-// whyLeave says why a run does not wait for its home.
+// whyLeave says why a run does not stay in its home.
 func (c *Core) whyLeave(s *slot) string {
 	switch {
 	case s.failed != nil:
@@ -322,7 +328,7 @@ func (c *Core) whyLeave(s *slot) string {
 	case !s.running:
 		return "its backend is gone"
 	}
-	return "its backend has no room for it"
+	return "its backend has no room for it, or another arithmetic"
 }
 
 // rehome gives a run another home. Its adapter is in no process: it is rebuilt there. What is known of the crashes of its work goes with it. mu is held.

@@ -90,7 +90,41 @@ function model(m, values) {
     el("dl", { class: "tiles" }, tiles.map(([k, v]) => el("div", { class: "tile" }, el("dt", {}, k), el("dd", {}, v)))),
     share("Key and value cache", pages - of("tinsmith_kv_pages_free"), pages, (n) => `${figure(n)} pages`),
     share("Memory of the backend", of("tinsmith_backend_memory_bytes"), limit, bytes),
+    backends(m.backends ?? []),
     plan(m.memory ?? []),
+  );
+}
+
+// backends shows those of a model that has several: how each stands, and what is there.
+function backends(list) {
+  if (!list.length) return null;
+  const head = ["Backend", "State", "Runs", "At work", "Samples", "Restarts", "Device"];
+  return el(
+    "section",
+    { "aria-label": "Backends" },
+    el("h3", {}, "Backends"),
+    el(
+      "table",
+      { class: "plan small" },
+      el("thead", {}, el("tr", {}, head.map((name) => el("th", {}, name)))),
+      el(
+        "tbody",
+        {},
+        list.map((b) =>
+          el(
+            "tr",
+            {},
+            el("td", { class: "break" }, plain(b.name, 220)),
+            el("td", {}, el("span", { class: `badge ${b.state === "ready" && !b.drained ? "live" : "bad"}` }, b.drained ? `${b.state}, drained` : b.state)),
+            el("td", { class: "number" }, b.leaving ? `${figure(b.runs)}, ${figure(b.leaving)} leaving` : figure(b.runs)),
+            el("td", { class: "number" }, figure(b.active_runs)),
+            el("td", { class: "number" }, figure(b.samples)),
+            el("td", { class: "number" }, figure(b.restarts)),
+            el("td", { class: "break" }, plain([b.device, b.dtype].filter(Boolean).join(", "), 100)),
+          ),
+        ),
+      ),
+    ),
   );
 }
 
