@@ -279,7 +279,7 @@ func (m *member) observe(e supervisor.Event) {
 	if e.Err == nil {
 		lost := make(chan struct{})
 		m.lost = lost
-		m.current = &runs.Backend{Backend: e.Backend, BootID: e.BootID, Model: e.Model, Lost: lost, Reason: m.lossReason, Outside: m.lossOutside}
+		m.current = &runs.Backend{Backend: e.Backend, BootID: e.BootID, Model: e.Model, Lost: lost, Reason: m.lossReason, Outside: m.lossOutside, Leaving: e.Leaving, Release: e.Release}
 	} else if m.current != nil {
 		m.reason, m.outside, m.current = e.Err.Error(), e.Outside, nil
 		close(m.lost)

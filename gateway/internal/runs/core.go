@@ -23,6 +23,9 @@ type Backend struct {
 	Reason func() string     // after Lost: why, with the end of its stderr
 	// Outside tells after Lost whether somebody else ended the process, so that its end says nothing about the work that it had; nil = never.
 	Outside func() bool
+	// Leaving is closed when the process has been asked to end and waits until it is given back with Release, which says why; both nil where processes do not say so.
+	Leaving <-chan struct{}
+	Release func(reason string)
 
 	slot *slot // whose process it is
 }

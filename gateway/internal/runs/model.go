@@ -94,6 +94,9 @@ func (c *Core) backend(ctx context.Context, s *slot) (Backend, error) {
 			}
 		})
 	}
+	if b.Leaving != nil {
+		c.start(func(ctx context.Context) { c.watchLeaving(ctx, b) })
+	}
 	c.proceed(s)
 	c.joined(s)
 	return b, nil
@@ -104,6 +107,9 @@ func (c *Core) backendEnded(b Backend) {
 	s := b.slot
 	if s.known.BootID == b.BootID {
 		s.running = false
+		if s.leaves {
+			s.drained, s.leaves = false, false
+		}
 		s.frozen = map[string]*frozen{}
 	}
 	c.crashed(b)

@@ -39,6 +39,8 @@ type member struct {
 	calls      []string // adapters that were made or loaded in it
 	samples    int      // that it was asked for
 	full       bool     // it has no memory for another adapter
+	leaving    chan struct{}
+	released   []string // why its processes were given back
 }
 
 // pooled is a world whose model has so many backends.
@@ -87,7 +89,7 @@ func (p *pool) begin(name string) {
 	p.w.ok(err)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	m.process, m.loaded, m.lost = b, info, make(chan struct{})
+	m.process, m.loaded, m.lost, m.leaving = b, info, make(chan struct{}), make(chan struct{})
 	close(p.changed)
 	p.changed = make(chan struct{})
 }
@@ -153,6 +155,11 @@ func (p *pool) Backend(ctx context.Context, name string) (Backend, error) {
 				p.mu.Lock()
 				defer p.mu.Unlock()
 				return !m.crashed
+			}, Leaving: m.leaving, Release: func(why string) {
+				p.mu.Lock()
+				m.released = append(m.released, why)
+				p.mu.Unlock()
+				p.kill(name)
 			}}
 			p.mu.Unlock()
 			return out, err

@@ -24,6 +24,7 @@ type slot struct {
 	loads     int64 // makes adapter ids of frozen ones unique
 	inquest   inquest
 	drained   bool
+	leaves    bool  // it is drained because known is to end
 	failed    error // for good
 	sequences int   // of samples that it was given
 }

@@ -118,6 +118,25 @@ type Event struct {
 	Model   plugins.ModelInfo
 	Err     error
 	Outside bool // of a loss: somebody else ended the process, so that its end says nothing about the work that it had
+	// Leaving is of a boot, and closed when the process has been asked to end and waits until it is given back with Release; both nil where processes do not say so.
+	Leaving <-chan struct{}
+	Release func(reason string)
+}
+
+// Leaver is a Process that says when it has been asked to end, and waits a while for what it has to be taken elsewhere.
+type Leaver interface {
+	Leaving() <-chan struct{}
+	// Lose gives the process back, for a reason that errors will have.
+	Lose(reason string)
+}
+
+// booted tells of a process that is ready.
+func booted(p Process, bootID string, model plugins.ModelInfo) Event {
+	e := Event{BootID: bootID, Backend: p.Backend(), Model: model}
+	if l, ok := p.(Leaver); ok {
+		e.Leaving, e.Release = l.Leaving(), l.Lose
+	}
+	return e
 }
 
 // Supervisor runs one plugin. Its methods may be called concurrently.
@@ -337,7 +356,8 @@ func (s *Supervisor) Subscribe(f func(Event)) (unsubscribe func()) {
 	s.subscribers[id] = f
 	var now *Event
 	if s.current != nil {
-		now = &Event{BootID: s.state.Info.BootID, Backend: s.current.Backend(), Model: s.state.Model}
+		e := booted(s.current, s.state.Info.BootID, s.state.Model)
+		now = &e
 	}
 	s.mu.Unlock()
 	if now != nil {
@@ -624,7 +644,7 @@ func (s *Supervisor) publish(ctx context.Context, p Process, request plugins.Loa
 		st.Phase, st.Model, st.NextStart, st.Reported, s.current = Ready, model, time.Time{}, time.Now(), p
 		s.published++
 	})
-	s.tell(Event{BootID: info.BootID, Backend: p.Backend(), Model: model})
+	s.tell(booted(p, info.BootID, model))
 	return nil
 }
 
