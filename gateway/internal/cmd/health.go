@@ -17,6 +17,7 @@ import (
 type health struct {
 	version string
 	models  []config.Model
+	opened  func() // is called when the APIs answer; nil: nobody wants to know
 
 	mu        sync.Mutex
 	records   store.Store    // nil until it is open
@@ -121,14 +122,16 @@ const damaged = "damaged"
 func (h *health) setOpen() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.open = true
+	if h.open = true; h.opened != nil {
+		h.opened()
+	}
 }
 
 // get tells how everything stands: "ok" when the APIs answer, the store takes work and all models are ready, "starting" while any of it comes up for the first time, else "degraded".
 func (h *health) get() server.Health {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	out := server.Health{Status: "ok", Version: h.version, Storage: h.storage()}
+	out := server.Health{Status: "ok", Version: h.version, Storage: h.storage(), Open: h.open}
 	switch {
 	case out.Storage.State == damaged:
 		out.Status = damaged

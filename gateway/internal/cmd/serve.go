@@ -33,6 +33,7 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/inference"
 	"github.com/tinsmith/tinsmith/gateway/internal/keys"
 	"github.com/tinsmith/tinsmith/gateway/internal/page"
+	"github.com/tinsmith/tinsmith/gateway/internal/podrole"
 	"github.com/tinsmith/tinsmith/gateway/internal/redact"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
 	"github.com/tinsmith/tinsmith/gateway/internal/server"
@@ -142,7 +143,12 @@ func (p Program) serve(ctx context.Context, cfg config.Config) (err error) {
 	if err := tel.Registry.Register(meter); err != nil {
 		return fmt.Errorf("register the metrics of requests: %w", err)
 	}
-	h := &health{version: p.Version, models: cfg.Models}
+	pod, err := podrole.Open()
+	if err != nil {
+		return err
+	}
+	pod.Become(ctx, podrole.Standby) // until it serves
+	h := &health{version: p.Version, models: cfg.Models, opened: func() { pod.Become(ctx, podrole.Active) }}
 	var certificate *server.Certificate
 	if cfg.TLS.Used() {
 		if certificate, err = server.OpenCertificate(cfg.TLS.CertFile, cfg.TLS.KeyFile); err != nil {

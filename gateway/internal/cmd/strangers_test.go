@@ -158,7 +158,7 @@ func strangerProbes(t *testing.T, theirs, mine belongings) map[string][]probe {
 	save := object{"model_id": run, "path": "x", "seq_id": 50}
 	api := "POST /api/v1/"
 	probes := map[string][]probe{
-		"GET /healthz": nil, "GET /health": nil, "GET /ping": nil, "GET /metrics": nil, "GET /version": nil, "GET /api/v1/healthz": nil,
+		"GET /healthz": nil, "GET /readyz": nil, "GET /health": nil, "GET /ping": nil, "GET /metrics": nil, "GET /version": nil, "GET /api/v1/healthz": nil,
 		"GET /": nil, "HEAD /": nil, "GET /page/*file": nil, "HEAD /page/*file": nil, // the same files for everybody
 		api + "client/config": nil, api + "client/dynamic_config": nil, api + "auth/token": nil, "GET /api/v1/auth/apikey/me": nil, "DELETE /api/v1/auth/apikey/me": nil,
 		"GET /api/v1/get_server_capabilities": nil, api + "create_session": nil, api + "create_custom_loss": nil, api + "tinsmith/import": nil,

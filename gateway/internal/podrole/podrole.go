@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -48,6 +49,10 @@ type Pod struct {
 	address string // of the pod in the API
 	account string // the folder of the account's files; the token in it is renewed
 	client  *http.Client
+
+	mu      sync.Mutex
+	stop    context.CancelFunc // ends what is being told; nil: nothing ever was
+	stopped chan struct{}      // closed when that has ended
 }
 
 // Open finds the pod of this process, nil if it runs in none that wants to be told of.
@@ -108,11 +113,29 @@ func read(account, file string) (string, error) {
 	return "", fmt.Errorf("%s is empty", f.Name())
 }
 
-// Keep tells the pod's role, again and again until that has succeeded or ctx ends: a service must not lead to a gateway that has not told, and nothing else depends on it.
-func (p *Pod) Keep(ctx context.Context, role Role) {
+// Become tells the pod's role in place of the one before, in the background: again and again until that has succeeded or ctx ends. The service does not lead to a gateway that has not told, and nothing else depends on it.
+func (p *Pod) Become(ctx context.Context, role Role) {
 	if p == nil {
 		return
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	stop, before := p.stop, p.stopped
+	ctx, p.stop = context.WithCancel(ctx)
+	stopped := make(chan struct{})
+	p.stopped = stopped
+	go func() {
+		defer close(stopped)
+		if stop != nil {
+			stop()
+			<-before
+		}
+		p.keep(ctx, role)
+	}()
+}
+
+// keep tells the role until it is taken, or ctx ends.
+func (p *Pod) keep(ctx context.Context, role Role) {
 	told := false
 	for pause := firstPause; ; pause = min(2*pause, maxPause) {
 		err := p.set(ctx, role)

@@ -10,19 +10,24 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
 
 // cluster is Kubernetes' API as far as one pod is concerned.
 type cluster struct {
+	mu      sync.Mutex
 	token   string
+	said    int // refused so far
 	refuse  int // so many requests are refused first
 	labels  map[string]string
 	patched int
 }
 
 func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	var patch struct {
 		Metadata struct{ Labels map[string]string }
 	}
@@ -34,6 +39,7 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write([]byte(`{"kind":"Status","message":"Unauthorized"}`))
 	case c.refuse > 0:
 		c.refuse--
+		c.said++
 		w.WriteHeader(http.StatusInternalServerError)
 	case json.NewDecoder(r.Body).Decode(&patch) != nil:
 		w.WriteHeader(http.StatusBadRequest)
@@ -42,6 +48,20 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.labels = patch.Metadata.Labels
 		_, _ = w.Write([]byte("{}"))
 	}
+}
+
+// refused is how many requests were refused.
+func (c *cluster) refused() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.said
+}
+
+// accept has so many more requests refused, and then none.
+func (c *cluster) accept(after int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.refuse = after
 }
 
 func (c *cluster) start(t *testing.T) *Pod {
@@ -87,22 +107,29 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// A role is told until it is taken, and no longer than somebody wants it.
-func TestKeep(t *testing.T) {
-	c := &cluster{token: "first", refuse: 1}
+// A role is told until it is taken or there is another, and no longer than somebody wants it.
+func TestBecome(t *testing.T) {
+	c := &cluster{token: "first", refuse: 1 << 30}
 	pod := c.start(t)
-	pod.Keep(context.Background(), Active)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := func() { pod.mu.Lock(); last := pod.stopped; pod.mu.Unlock(); <-last }
+	pod.Become(ctx, Standby) // which nobody takes
+	for c.refused() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	c.accept(1)
+	pod.Become(ctx, Active)
+	ended()
 	if c.patched != 1 || c.labels[Label] != "active" {
 		t.Errorf("patched %d times, %v", c.patched, c.labels)
 	}
-	c.refuse = 1 << 30
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
-	defer cancel()
-	pod.Keep(ctx, Standby)
+	cancel()
+	pod.Become(ctx, Standby)
+	ended()
 	if c.labels[Label] != "active" {
-		t.Error("a refused role was taken")
+		t.Error("a role was told that nobody wanted any more")
 	}
-	(*Pod)(nil).Keep(context.Background(), Active)
+	(*Pod)(nil).Become(context.Background(), Active)
 }
 
 func TestOpen(t *testing.T) {

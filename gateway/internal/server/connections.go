@@ -289,7 +289,7 @@ func onlyHealth(next http.Handler) http.Handler {
 		if c, ok := body.ConnectionOf(r.Context()).(*connection); ok && c.spare {
 			w.Header().Set("Connection", "close")
 			switch r.URL.Path {
-			case "/healthz", "/health", "/ping", "/metrics", "/api/v1/healthz":
+			case "/healthz", "/readyz", "/health", "/ping", "/metrics", "/api/v1/healthz":
 			default:
 				w.Header().Set("Retry-After", "1")
 				refuse(w, http.StatusServiceUnavailable, "as many connections are open as the server may hold")

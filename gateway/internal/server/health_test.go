@@ -74,3 +74,25 @@ func TestHealthCodes(t *testing.T) {
 		}
 	}
 }
+
+// A platform may go on to the next gateway when this one answers or waits for its turn, not while it starts.
+func TestReady(t *testing.T) {
+	for _, c := range []struct {
+		health Health
+		want   int
+	}{
+		{Health{Status: "ok", Open: true}, http.StatusOK},
+		{Health{Status: "degraded", Open: true}, http.StatusOK},
+		{Health{Status: "standby"}, http.StatusOK},
+		{Health{Status: "starting"}, http.StatusServiceUnavailable},
+		{Health{Status: "degraded"}, http.StatusServiceUnavailable},
+	} {
+		handler := New(Options{Keyless: true, Metrics: http.NotFoundHandler(), Health: func() Health { return c.health }})
+		r := httptest.NewRequest(http.MethodGet, "/readyz", nil)
+		r.Host = "localhost"
+		w := httptest.NewRecorder()
+		if handler.ServeHTTP(w, r); w.Code != c.want || w.Body.String() != `{"status":"`+c.health.Status+`"}` {
+			t.Errorf("%+v: status %d, %s", c.health, w.Code, w.Body)
+		}
+	}
+}

@@ -70,7 +70,9 @@ func (m *Meter) measure(c *gin.Context) {
 }
 
 // unobserved tells the requests of those who only look whether the server is well.
-func unobserved(r *http.Request) bool { return r.URL.Path == "/healthz" || r.URL.Path == "/metrics" }
+func unobserved(r *http.Request) bool {
+	return r.URL.Path == "/healthz" || r.URL.Path == "/readyz" || r.URL.Path == "/metrics"
+}
 
 // instruments gives those of a series. route is "" for a path that there is not.
 func (m *Meter) instruments(method, route string, status int) *instruments {

@@ -43,6 +43,15 @@ type Health struct {
 	Version string  `json:"version"`
 	Storage Storage `json:"storage"`
 	Models  []Model `json:"models"`
+	Open    bool    `json:"-"` // the APIs answer, however well
+}
+
+// ready is the status of /readyz.
+func (h Health) ready() int {
+	if h.Open || h.Status == "standby" {
+		return http.StatusOK
+	}
+	return http.StatusServiceUnavailable
 }
 
 // code is the answer's status: whoever starts servers again that are not well is not to do so for what a start does not mend.
@@ -188,6 +197,11 @@ func New(opts Options) http.Handler {
 		c.JSON(code, h)
 	}
 	r.GET("/healthz", health)
+	// Platforms that replace gateways one by one ask whether the next one may be replaced: a standby does all that it is there for.
+	r.GET("/readyz", func(c *gin.Context) {
+		h := opts.Health()
+		c.JSON(h.ready(), gin.H{"status": h.Status})
+	})
 	// Clients of other servers ask for the status alone.
 	status := func(c *gin.Context) {
 		c.Status(opts.Health().code())
