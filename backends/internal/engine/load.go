@@ -197,7 +197,7 @@ func peakRate(d tensor.Device, weights tensor.DType) float64 {
 
 // arithmetic names what decides about bits: the device's kernels, the type, and over how many ranks the model is cut where that gives other bits than one that is whole, for training and, where that differs, for sampling.
 func (l *loaded) arithmetic() string {
-	name := l.device.Arithmetic() + "/" + l.model.DType.String()
+	name := tensor.ArithmeticOf(l.device, l.model.DType) + "/" + l.model.DType.String()
 	train, sample := l.cut(l.training), l.cut(l.sampling)
 	if train > 1 || sample > 1 {
 		name += fmt.Sprintf("/cut over %d ranks", train)

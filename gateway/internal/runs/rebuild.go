@@ -430,7 +430,7 @@ func (c *Core) rebuilt(r *run) {
 
 // underAnother tells that a backend computes under another arithmetic than the one that a run's results come from; "" if it does not. mu is held.
 func (r *run) underAnother(b Backend) string {
-	if r.Arithmetic == "" || r.Arithmetic == b.Model.Arithmetic {
+	if r.Arithmetic == "" || plugins.SameArithmetic(r.Arithmetic, b.Model.Arithmetic) {
 		return ""
 	}
 	return "it was computed again under the arithmetic " + b.Model.Arithmetic + ", at first under " + r.Arithmetic

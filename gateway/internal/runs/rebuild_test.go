@@ -556,6 +556,24 @@ func TestReplayUnderAnotherArithmetic(t *testing.T) {
 	}
 }
 
+// An arithmetic that only has another name than before is the same, and the run has the new name from then on.
+func TestReplayUnderARenamedArithmetic(t *testing.T) {
+	w := newWorld(t, func(w *world) { w.arithmetic = "cpu-amx-1/float32" })
+	run := w.trained(w.session(), 0)
+	w.mu.Lock()
+	w.arithmetic = "cpu-fma-2/float32"
+	w.mu.Unlock()
+	w.restartBackend()
+	w.good(w.ForwardBackward(t.Context(), w.pass(run, 5)))
+	w.restart()
+	w.eventually(func() bool { return w.runs[run].rebuild == nil && w.runs[run].Arithmetic == "cpu-fma-2/float32" })
+	info, err := w.Run(t.Context(), owner, run, ScopeOwned)
+	w.ok(err)
+	if info.Inexact != "" {
+		t.Errorf("run %+v", info)
+	}
+}
+
 // troubled makes the passes of a process fail for reasons of its own while it is told so.
 type troubled struct {
 	plugins.Backend

@@ -12,6 +12,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/tinsmith/tinsmith/plugins"
 )
 
 // ReferenceFile is the name of a reference in a model's directory.
@@ -136,7 +138,7 @@ func (t *tests) againstReference(ctx context.Context, r *tally) (string, error) 
 	if err != nil {
 		return "", err
 	}
-	same := t.reference.Arithmetic == h.Arithmetic && h.Arithmetic != ""
+	same := h.Arithmetic != "" && plugins.SameArithmetic(t.reference.Arithmetic, h.Arithmetic)
 	allowed := t.reference.ToleranceElsewhere
 	if same {
 		allowed = t.reference.Tolerance

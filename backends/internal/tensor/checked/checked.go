@@ -64,6 +64,11 @@ func (d *device) Name() string       { return d.name }
 func (d *device) Arithmetic() string { return d.kernels.Arithmetic() }
 func (d *device) Segmented() bool    { return d.kernels.Segmented() }
 
+// ArithmeticOf implements tensor.Typed.
+func (d *device) ArithmeticOf(weights tensor.DType) string {
+	return tensor.ArithmeticOf(d.kernels, weights)
+}
+
 // ComputesNothing is what dry.Is asks.
 func (d *device) ComputesNothing() bool { return dry.Is(d.kernels) }
 

@@ -3,7 +3,7 @@
 // Every kernel is one source compiled for each instruction set. avx2 with fma, avx512 and avx512-bf16 give equal bits (Arithmetic
 // "cpu-fma-…"); sse2 has no fused multiply-add and NEON flushes differently, so they have names of their own. So has amx, which is avx512
 // but for products of bfloat16 weights: those sum groups of 32 elements as its tiles do, whatever the number of rows
-// (kernels_amx_amd64.c says how). Work is cut over the device's threads by rows, columns or heads, never along a sum, so no result depends
+// (kernels_amx_amd64.c says how). What has float32 weights alone is avx512's there too, and has its name (ArithmeticOf). Work is cut over the device's threads by rows, columns or heads, never along a sum, so no result depends
 // on their number.
 package cpu
 
@@ -93,7 +93,16 @@ type device struct {
 
 func (d *device) Name() string       { return "cpu" }
 func (d *device) Arithmetic() string { return d.arithmetic }
-func (d *device) Segmented() bool    { return true }
+
+// ArithmeticOf implements tensor.Typed.
+func (d *device) ArithmeticOf(weights tensor.DType) string {
+	if weights == tensor.Float32 {
+		return C.GoString(C.device_arithmetic_float32(d.c))
+	}
+	return d.arithmetic
+}
+
+func (d *device) Segmented() bool { return true }
 
 // Close ends the threads.
 func (d *device) Close() error {

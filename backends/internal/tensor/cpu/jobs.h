@@ -96,6 +96,7 @@ typedef struct {
 // kernels is one instruction set's table.
 typedef struct {
   const char *isa, *arithmetic;
+  const char *arithmetic_float32; // with weights of float32, where that is another; else NULL
   int64_t lanes, tile_rows, tile_columns, pair_words, peak_chains;
   int64_t peak_pairs; // multiply-adds of a unit of peak_bf16
   bool (*few_rows)(int64_t rows); // whether matmul_few does so many

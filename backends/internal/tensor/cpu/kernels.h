@@ -132,7 +132,8 @@ typedef struct device device;
 device *device_new(int threads, const char *isa);
 void device_free(device *d);
 const char *device_isa(const device *d);
-const char *device_arithmetic(const device *d);
+// device_arithmetic names the bits of all operations, device_arithmetic_float32 those of operations without weights of fewer bits.
+const char *device_arithmetic(const device *d), *device_arithmetic_float32(const device *d);
 // isa_available tells whether this processor runs the kernels of a name.
 bool isa_available(const char *isa);
 

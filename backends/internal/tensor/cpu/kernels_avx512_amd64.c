@@ -10,6 +10,6 @@
 #include "kernels_all.h"
 
 #include "amx.h"
-const kernels kernels_amx = {.isa = "amx", .arithmetic = "cpu-amx-1", .peak_bf16 = peak_amx, .peak_pairs = AMX_PEAK_PAIRS, KERNELS
+const kernels kernels_amx = {.isa = "amx", .arithmetic = "cpu-amx-1", .arithmetic_float32 = ARITHMETIC, .peak_bf16 = peak_amx, .peak_pairs = AMX_PEAK_PAIRS, KERNELS
                              .pack_amx = pack_amx, .matmul_amx = matmul_amx, .matmul_amx_few = matmul_amx_few,
                              .matmul_amx_transposed = matmul_amx_transposed};

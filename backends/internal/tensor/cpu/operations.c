@@ -110,6 +110,7 @@ void device_free(device *d) {
 }
 const char *device_isa(const device *d) { return d->k->isa; }
 const char *device_arithmetic(const device *d) { return d->k->arithmetic; }
+const char *device_arithmetic_float32(const device *d) { return d->k->arithmetic_float32 ? d->k->arithmetic_float32 : d->k->arithmetic; }
 
 void *shared_memory(device *d, int64_t bytes) {
   if (d->shared_bytes < bytes) {
