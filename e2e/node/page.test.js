@@ -96,9 +96,13 @@ test('a run of the SDK: list, curves that move, checkpoint, sample', options, as
 test('live: nothing is asked for while nothing happens; a hidden tab has no stream; a server that is back is found', options, async () => {
   const { page, requests } = await open(browser, server.url);
   const run = await train(server.url, 'tml-any', 'to be followed');
-  const streams = () => page.evaluate(() => performance.getEntriesByType('resource').filter((e) => e.name.includes('/tinsmith/events?')).length); // that have ended
-  const step = () => page.evaluate(() => [...document.querySelectorAll('tbody tr')].find((tr) => tr.textContent.includes('to be followed'))?.children[2].textContent);
-  const shown = (n) => page.waitForFunction((n) => [...document.querySelectorAll('tbody tr')].find((tr) => tr.textContent.includes('to be followed'))?.children[2].textContent === n, { timeout: 30_000 }, n).catch(async () => assert.fail(`step ${await step()} is shown`));
+  await page.evaluate(() => {
+    window.streams = () => performance.getEntriesByType('resource').filter((e) => e.name.includes('/tinsmith/events?')).length; // that have ended
+    window.step = () => [...document.querySelectorAll('tbody tr')].find((tr) => tr.textContent.includes('to be followed'))?.children[2].textContent;
+  });
+  const step = () => page.evaluate(() => window.step());
+  const shown = (n) =>
+    page.waitForFunction((n) => window.step() === n, { timeout: 30_000 }, n).catch(async () => assert.fail(`step ${await step()} is shown`));
   await shown('2');
   const tabs = [{ page, requests }];
   for (const [place, text] of [[view(run.id), 'learning_rate'], ['device', 'Memory plan'], ['users', 'Users']]) {
@@ -118,9 +122,9 @@ test('live: nothing is asked for while nothing happens; a hidden tab has no stre
       Object.defineProperty(document, 'hidden', { get: () => hidden, configurable: true });
       document.dispatchEvent(new Event('visibilitychange'));
     }, hidden);
-  const before = await streams();
+  const before = await page.evaluate(() => window.streams());
   await hide(true);
-  await page.waitForFunction((n) => performance.getEntriesByType('resource').filter((e) => e.name.includes('/tinsmith/events?')).length > n, { timeout: 20_000 }, before);
+  await page.waitForFunction((n) => window.streams() > n, { timeout: 20_000 }, before);
   await run.step();
   await pause(1000);
   assert.deepEqual(requests, [], 'a hidden tab asks');

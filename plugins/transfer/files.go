@@ -1,5 +1,6 @@
 // Package transfer moves the files of a checkpoint directory between machines: it lists a directory, cuts its files into pieces, and puts pieces that come from outside together again, with every name, size and
-// hash checked. It knows directories and bytes, and neither the transport nor what is in the files. What is written to stay on disk is here too (durable.go), for the contract and for backends.
+// hash checked. It knows directories and bytes, and neither the transport nor what is in the files. What is written to stay on disk is here too
+// (durable.go), for the contract and for backends.
 package transfer
 
 import (

@@ -12,8 +12,9 @@ import (
 // Where a client asks for the likeliest tokens of what it samples or of a prompt, the entropy of the policy is nearly known. Passes that train do not have it: their answers are of the targets alone. So it is
 // summed over what is sampled of a run's weights, whichever version they are of, and the run's next optimizer step takes it into its event.
 //
-// What a sample tells becomes durable with its result, as a record of its own, and a step's result becomes durable with the deletion of the records that it has taken: whenever the server is killed, each sample counts
-// once. A sample that finds many records of others takes them over, so that a run which is only sampled has few.
+// What a sample tells becomes durable with its result, as a record of its own, and a step's result becomes durable with the deletion of the records that
+// it has taken: whenever the server is killed, each sample counts once. A sample that finds many records of others takes them over, so that a run which
+// is only sampled has few.
 
 // untaken are the entropies of a run that no step has taken. mu of the core guards them.
 type untaken struct {
@@ -59,8 +60,8 @@ func (r *SampleResult) entropies() history.Entropies {
 	return e
 }
 
-// sampledOf adds to a batch what a sample of a run's weights has told, under a key that no other has; nothing for the base model, and where the run takes no steps any more. stored, for which mu is held, is called when
-// the batch is durable.
+// sampledOf adds to a batch what a sample of a run's weights has told, under a key that no other has; nothing for the base model, and where the run
+// takes no steps any more. stored, for which mu is held, is called when the batch is durable.
 func (c *Core) sampledOf(runID, key string, e history.Entropies, batch *store.Batch) (stored func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,8 +10,9 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
 )
 
-// Who watches runs is told what changes, in place of asking again and again. Whoever changes something under mu marks it with those who listen for it, which costs nothing where nobody does; a listener takes what was
-// marked since it looked last, however often that changed meanwhile. What it has become is read then.
+// Who watches runs is told what changes, in place of asking again and again. Whoever changes something under mu marks it with those who listen for it,
+// which costs nothing where nobody does; a listener takes what was marked since it looked last, however often that changed meanwhile. What it has become
+// is read then.
 
 // Topics are what a listener is told of.
 type Topics struct {
@@ -60,7 +61,8 @@ type listeners struct {
 	own map[string]int // by owner
 }
 
-// Listen begins to listen: every change that is made after it is told. KindNotFound for a run that the viewer may not see, KindBusy where too many listen. The caller must Close the listener.
+// Listen begins to listen: every change that is made after it is told. KindNotFound for a run that the viewer may not see, KindBusy where too many
+// listen. The caller must Close the listener.
 func (c *Core) Listen(ctx context.Context, v Viewer, t Topics) (*Listener, error) {
 	l := &Listener{core: c, viewer: v, topics: t, woken: make(chan struct{}, 1), runs: map[string]bool{}}
 	if t.Run != "" {
@@ -110,7 +112,8 @@ func (l *Listener) Close() {
 	}
 }
 
-// Next waits until something has changed, and gives it. Of many runs that have changed it gives some, the others next time. Its error is ctx's, or that the server stops.
+// Next waits until something has changed, and gives it. Of many runs that have changed it gives some, the others next time. Its error is ctx's, or that
+// the server stops.
 func (l *Listener) Next(ctx context.Context) (News, error) {
 	select {
 	case <-l.woken:

@@ -384,7 +384,8 @@ func (s *Supervisor) tell(e Event) {
 	}
 }
 
-// Observe calls f whenever State says something else than before, but for how long ago something was. f must return at once, and must not call Observe. It cannot be taken back.
+// Observe calls f whenever State says something else than before, but for how long ago something was. f must return at once, and must not call Observe.
+// It cannot be taken back.
 func (s *Supervisor) Observe(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,7 +11,8 @@ import (
 	"github.com/tinsmith/tinsmith/gateway/internal/sse"
 )
 
-// A stream of events tells that something has changed no more often than every leastPause, and not while it has made events for more than a share of the time: then it waits longer, up to longestPause.
+// A stream of events tells that something has changed no more often than every leastPause, and not while it has made events for more than a share of the
+// time: then it waits longer, up to longestPause.
 const (
 	leastPause   = 250 * time.Millisecond
 	pauseFor     = 4 // times as long as the events took

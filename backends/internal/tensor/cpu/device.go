@@ -3,7 +3,8 @@
 // Every kernel is one source compiled for each instruction set. avx2 with fma, avx512 and avx512-bf16 give equal bits (Arithmetic
 // "cpu-fma-…"); sse2 has no fused multiply-add and NEON flushes differently, so they have names of their own. So has amx, which is avx512
 // but for products of bfloat16 weights: those sum groups of 32 elements as its tiles do, whatever the number of rows
-// (kernels_amx_amd64.c says how). What has float32 weights alone is avx512's there too, and has its name (ArithmeticOf). Work is cut over the device's threads by rows, columns or heads, never along a sum, so no result depends
+// (kernels_amx_amd64.c says how). What has float32 weights alone is avx512's there too, and has its name (ArithmeticOf). Work is cut over the device's
+// threads by rows, columns or heads, never along a sum, so no result depends
 // on their number.
 package cpu
 

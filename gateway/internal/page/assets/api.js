@@ -44,7 +44,8 @@ export async function post(path, body, signal) {
   return (await request(path, { method: "POST", body, signal })).json();
 }
 
-// events reads server-sent events until the server or the signal ends them, and calls on(name, data) for each, and alive() whenever anything comes. A browser's own EventSource cannot send the key.
+// events reads server-sent events until the server or the signal ends them, and calls on(name, data) for each, and alive() whenever anything comes. A
+// browser's own EventSource cannot send the key.
 export async function events(path, { body, signal, on, alive }) {
   const answer = await request(path, { method: body === undefined ? "GET" : "POST", body, signal, headers: { Accept: "text/event-stream" } });
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();

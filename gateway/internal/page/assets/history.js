@@ -23,7 +23,8 @@ export function shaped(r) {
   return { ...r, newest, step: r.series.find((s) => s.name === "learning_rate")?.step ?? 0 };
 }
 
-// series gives all series of a run: [{name, of, source, x, y, thinned}], where of is the name that the server has. A client may use a name that the server uses too.
+// series gives all series of a run: [{name, of, source, x, y, thinned}], where of is the name that the server has. A client may use a name that the
+// server uses too.
 export async function series(id, signal) {
   const found = (await get(`${base}/${encodeURIComponent(id)}/series?points=${most}`, signal)).series;
   const twice = (s) => found.some((other) => other !== s && other.name === s.name);
@@ -35,7 +36,8 @@ export async function cycles(id, operations, signal) {
   return (await get(`${base}/${encodeURIComponent(id)}/cycles?operations=${operations}`, signal)).cycles;
 }
 
-// extend brings points, as the server's events have them, into series as series() gives them. It tells whether they fit: if not, as with a series that is new, the series have to be read again.
+// extend brings points, as the server's events have them, into series as series() gives them. It tells whether they fit: if not, as with a series that
+// is new, the series have to be read again.
 export function extend(all, points) {
   for (const p of points) {
     for (const [name, value] of Object.entries(p.values)) {

@@ -6,9 +6,10 @@ const longest = 15_000;
 const silence = 45_000; // of a connection that is taken for dead: the server says something every 15 s
 const shown = document.getElementById("connection");
 
-// live follows what a query asks for until the signal. on.begin is called when the stream has begun, which may be again and again: whatever was missed is read anew there. on has further functions by the names of
-// events; they and on.begin are called one after the other, each when the one before has ended. A hidden tab has no stream: browsers allow few connections to a server, for all tabs together. Where no stream
-// can be had on.begin is called all the same, once, so that the page is there. A refusal that stays one goes to on.failed.
+// live follows what a query asks for until the signal. on.begin is called when the stream has begun, which may be again and again: whatever was missed
+// is read anew there. on has further functions by the names of events; they and on.begin are called one after the other, each when the one before has
+// ended. A hidden tab has no stream: browsers allow few connections to a server, for all tabs together. Where no stream can be had on.begin is called
+// all the same, once, so that the page is there. A refusal that stays one goes to on.failed.
 export async function live(query, signal, on) {
   let wait = first;
   let painted = false;

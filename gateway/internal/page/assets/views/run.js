@@ -63,9 +63,17 @@ function heading() {
   const title = el("h1", { class: "grow" });
   const badge = el("span");
   const about = el("p", { class: "faint break" });
-  const values = new Map([["Step", (r) => figure(r.step)], ["Loss per token", (r) => figure(r.newest.loss)], ["Gradient norm", (r) => figure(r.newest.grad_norm)], ["Adapter norm", (r) => figure(r.newest.adapter_norm)], ["Tokens per second", (r) => figure(r.newest.tokens_per_second, 3)], ["Waiting", (r) => figure(r.queued)]].map(([name, of]) => [name, { of, node: el("dd") }]));
+  const values = [
+    ["Step", (r) => figure(r.step)],
+    ["Loss per token", (r) => figure(r.newest.loss)],
+    ["Gradient norm", (r) => figure(r.newest.grad_norm)],
+    ["Adapter norm", (r) => figure(r.newest.adapter_norm)],
+    ["Tokens per second", (r) => figure(r.newest.tokens_per_second, 3)],
+    ["Waiting", (r) => figure(r.queued)],
+  ].map(([name, of]) => ({ name, of, node: el("dd") }));
+  const tiles = values.map((v) => el("div", { class: "tile" }, el("dt", {}, v.name), v.node));
   const written = el("div");
-  const node = el("div", { class: "card" }, el("div", { class: "row" }, title, badge), about, el("dl", { class: "tiles" }, [...values].map(([name, v]) => el("div", { class: "tile" }, el("dt", {}, name), v.node))), written);
+  const node = el("div", { class: "card" }, el("div", { class: "row" }, title, badge), about, el("dl", { class: "tiles" }, tiles), written);
   let now = null;
   let wrote = "";
   const draw = (r) => {
@@ -75,8 +83,9 @@ function heading() {
     write(title, name ? plain(name) : r.run_id);
     write(badge, s);
     badge.className = `badge ${s === "live" ? "live" : s === "lost" ? "bad" : ""}`;
-    write(about, `${r.run_id} · ${plain(r.base_model)}, rank ${r.rank} · ${r.recipe ? `${plain(r.recipe, 60)} · ` : ""}last request ${since(r.last_request_time)}`);
-    for (const v of values.values()) write(v.node, v.of(r));
+    const recipe = r.recipe ? `${plain(r.recipe, 60)} · ` : "";
+    write(about, `${r.run_id} · ${plain(r.base_model)}, rank ${r.rank} · ${recipe}last request ${since(r.last_request_time)}`);
+    for (const v of values) write(v.node, v.of(r));
     const text = JSON.stringify(r.user_metadata ?? {});
     if (text !== wrote) put(written, metadata(r.user_metadata));
     wrote = text;
