@@ -53,7 +53,7 @@ func backendsCommand() *cobra.Command {
 }
 
 // backendRow fits lineWidth where names are not long.
-const backendRow = "%-40s %-18s %5s %6s %7s\n"
+const backendRow = "%-37s %-20s %5s %6s %7s\n"
 
 func tellBackend(w io.Writer, device, dtype, arithmetic, reason string, restarts int, lastLoss string) {
 	if device != "" {

@@ -276,6 +276,7 @@ type health struct {
 		State, Reason string
 		Restarts      int
 		LastLoss      string `json:"last_loss"`
+		Backends      []backendHealth
 		Rebuilding    struct {
 			Runs     int
 			Replayed int `json:"operations_replayed"`
@@ -283,6 +284,9 @@ type health struct {
 		}
 	}
 }
+
+// backendHealth is one of a model's several backends in it.
+type backendHealth struct{ Name, State string }
 
 // healthz asks how the server is; the zero health while nobody listens.
 func (s *server) healthz() health {

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -231,7 +232,7 @@ func journey(c caller, data string, steps int, between func(*trainee)) findings 
 	return f
 }
 
-// TestPoolMovesTheEngine moves a run after each of 20 steps between two backends with the real engine, with samples in flight: it has the bits of one that never moved, and its client notices nothing.
+// TestPoolMovesTheEngine moves a run after each of 20 steps between two backends with the real engine, of one machine or of two, with samples in flight: it has the bits of one that never moved, and its client notices nothing.
 func TestPoolMovesTheEngine(t *testing.T) {
 	const steps = 20
 	backend := settings{"plugin": "single", "threads": 1}
@@ -241,25 +242,45 @@ func TestPoolMovesTheEngine(t *testing.T) {
 	want := journey(newCaller(t, still.url), filepath.Join(still.dir, "data"), steps, func(*trainee) {})
 	still.end()
 
-	s := newServer(t, nil, ofPool(2, backend))
-	s.start()
-	s.ready()
-	moves := 0
-	got := journey(newCaller(t, s.url), filepath.Join(s.dir, "data"), steps, func(r *trainee) {
-		from, _ := r.place()
-		r.drain(from, true)
-		for deadline := time.Now().Add(within); ; time.Sleep(2 * time.Millisecond) {
-			if now, settled := r.place(); now != from && settled {
-				break
-			} else if time.Now().After(deadline) {
-				t.Fatalf("the run is still in %s", from)
+	for _, c := range []struct {
+		name string
+		more func(t *testing.T) settings
+	}{
+		{"one machine", func(*testing.T) settings { return ofPool(2, backend) }},
+		{"two machines", func(t *testing.T) settings {
+			p := newPlatform(t, "single")
+			more := ofPool(1, nil)
+			m := more["models"].([]any)[0].(settings)
+			delete(m, "backend")
+			delete(m, "replicas")
+			m["backends"] = []any{backend, p.section(p.address, settings{"threads": 1})}
+			return more
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newServer(t, nil, c.more(t))
+			s.start()
+			s.await("ready", func(h health) bool {
+				return h.Status == "ok" && len(h.Models) == 1 && !slices.ContainsFunc(h.Models[0].Backends, func(b backendHealth) bool { return b.State != "ready" })
+			})
+			moves := 0
+			got := journey(newCaller(t, s.url), filepath.Join(s.dir, "data"), steps, func(r *trainee) {
+				from, _ := r.place()
+				r.drain(from, true)
+				for deadline := time.Now().Add(within); ; time.Sleep(2 * time.Millisecond) {
+					if now, settled := r.place(); now != from && settled {
+						break
+					} else if time.Now().After(deadline) {
+						t.Fatalf("the run is still in %s", from)
+					}
+				}
+				r.drain(from, false)
+				moves++
+			})
+			if moves != steps {
+				t.Errorf("%d moves", moves)
 			}
-		}
-		r.drain(from, false)
-		moves++
-	})
-	if moves != steps {
-		t.Errorf("%d moves", moves)
+			compare(t, got, want)
+		})
 	}
-	compare(t, got, want)
 }

@@ -292,6 +292,9 @@ func (c *Core) created(op *operation, b Backend) done {
 		if now, ok := r.home.current(); !ok || now.BootID != b.BootID {
 			c.interrupt(r, b.reason(nil))
 		}
+		if r.home.drained { // since it was chosen
+			c.rebalance(r.model)
+		}
 		c.start(func(ctx context.Context) {
 			c.logged("run could not be stored", c.writeRun(context.WithoutCancel(ctx), r), "run", r.ID)
 		})

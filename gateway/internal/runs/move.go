@@ -249,6 +249,9 @@ func (c *Core) rebalance(m *model) {
 			}
 		}
 	}
+	if b := m.moves.balancing; b != nil && (!b.usable() || b.moving == nil && b.rebuild == nil) { // it has ended on its way
+		m.moves.balancing = nil
+	}
 	if rebuilt || m.moves.balancing != nil {
 		return
 	}

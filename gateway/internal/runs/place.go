@@ -168,40 +168,27 @@ func (c *Core) canPublish(s *snapshot) bool {
 // publish writes a version that is only in its home's memory for other backends, or waits until it is written. mu is held, and given up while waiting.
 func (c *Core) publish(ctx context.Context, s *snapshot) error {
 	for s.dir == "" && c.canPublish(s) {
-		if s.publishing == nil {
-			if s.spilling { // it is being written already; what it is for is known when it is
-				c.mu.Unlock()
-				err := pause(ctx, 0)
-				c.mu.Lock()
-				if err != nil {
-					return err
-				}
-				continue
+		if !s.spilling {
+			if c.closing {
+				return errClosing
 			}
-			done := make(chan struct{})
-			s.publishing, s.spilling = done, true
+			s.spilling, s.published = true, nil
 			from, release := s.run.home.known, c.use(s.run)
 			c.start(func(ctx context.Context) {
 				err := c.writeSnapshot(ctx, from, s)
 				release()
 				c.mu.Lock()
 				defer c.mu.Unlock()
-				s.publishing, s.spilling, s.unwritten = nil, false, err != nil
 				s.published = err
-				close(done)
+				c.spilt(s, err)
 				c.cool(s.run)
-				c.startRebuild(s.run)
 			})
-			if c.closing {
-				s.publishing, s.spilling = nil, false
-				return errClosing
-			}
 		}
-		done := s.publishing
+		changed := s.run.model.changed
 		c.mu.Unlock()
 		var err error
 		select {
-		case <-done:
+		case <-changed:
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
@@ -209,9 +196,17 @@ func (c *Core) publish(ctx context.Context, s *snapshot) error {
 		if err != nil {
 			return err
 		}
-		if s.dir == "" && s.published != nil {
+		if !s.spilling && s.dir == "" && s.published != nil {
 			return s.published
 		}
 	}
 	return nil
+}
+
+// spilt takes note that a version was written, or could not be. mu is held.
+func (c *Core) spilt(s *snapshot, err error) {
+	s.spilling, s.unwritten = false, err != nil
+	if s.run.model.pooled() { // somebody may wait for the files
+		s.run.model.wake()
+	}
 }

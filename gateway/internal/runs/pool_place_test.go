@@ -47,10 +47,7 @@ func TestPoolKeepsCrashesTogether(t *testing.T) {
 
 // A run goes to a backend with another arithmetic only if it must, and says so then.
 func TestPoolPrefersTheSameArithmetic(t *testing.T) {
-	w, p := pooled(t, 2, nil)
-	p.mu.Lock()
-	p.members[p.names[1]].arithmetic = " of another kind"
-	p.mu.Unlock()
+	w, p := pooled(t, 2, func(w *world) { w.pool.members[w.pool.names[1]].arithmetic = " of another kind" })
 	session := w.session()
 	var run string
 	for n := int64(0); run == "" || w.home(run) != p.names[0]; n++ {
@@ -157,10 +154,7 @@ func (f full) LoadAdapter(context.Context, plugins.LoadAdapterRequest) (plugins.
 
 // A run that its backend has no memory for is made, or made again, in another one.
 func TestPoolFindsRoom(t *testing.T) {
-	w, p := pooled(t, 3, nil)
-	p.mu.Lock()
-	p.members[p.names[0]].full = true
-	p.mu.Unlock()
+	w, p := pooled(t, 3, func(w *world) { w.pool.members[w.pool.names[0]].full = true })
 	session := w.session()
 	var made []string
 	for n := range int64(4) {
@@ -227,4 +221,31 @@ func TestPoolBalances(t *testing.T) {
 		t.Errorf("%d runs moved, and more do, although none is far busier", n)
 	}
 	w.Core.mu.Unlock()
+}
+
+// A key's weight is spread over the backends as its runs at work are.
+func TestPoolSpreadsWeights(t *testing.T) {
+	w, _ := pooled(t, 2, func(w *world) { w.config.Weights = map[string]float64{owner: 3} })
+	session := w.session()
+	var first *run
+	for n := range int64(3) {
+		id := w.newRun(session, n)
+		w.Core.mu.Lock()
+		if r := w.runs[id]; first == nil {
+			first = r
+		}
+		w.Core.mu.Unlock()
+	}
+	w.Core.mu.Lock()
+	here := 0
+	for _, r := range w.runs {
+		if r.home == first.home {
+			here++
+		}
+	}
+	w.models[0].shares = shares{}
+	w.Core.mu.Unlock()
+	if share := w.shareOf(first); share.Key != owner || share.Weight != 3*float64(here)/3 {
+		t.Errorf("%+v with %d of 3 runs there", share, here)
+	}
 }

@@ -165,7 +165,8 @@ func (c *Core) takePoint(ctx context.Context, b Backend, op *operation) {
 		c.log.Warn("a recovery point could not be taken", "run", r.ID, "error", err)
 		r.writing = false
 	case p.Scope == plugins.ScopeOptimizer:
-		c.writeBehind(func(ctx context.Context) { c.writePoint(ctx, b, r, p, pin) })
+		adapter := r.adapter // as it is called in this process
+		c.writeBehind(func(ctx context.Context) { c.writePoint(ctx, b, r, adapter, p, pin) })
 	default:
 		c.setWritten(r, p)
 	}
@@ -175,10 +176,10 @@ func (c *Core) takePoint(ctx context.Context, b Backend, op *operation) {
 }
 
 // writePoint writes a pinned version with its optimizer state.
-func (c *Core) writePoint(ctx context.Context, b Backend, r *run, p *recoveryPoint, pin string) {
+func (c *Core) writePoint(ctx context.Context, b Backend, r *run, adapter string, p *recoveryPoint, pin string) {
 	err := makeDirs(filepath.Dir(c.file(p.Dir)))
 	if err == nil {
-		_, err = b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: r.adapter, Version: p.Version, Scope: p.Scope, Path: c.file(unsettledName(p.Dir)), Metadata: c.ofPoint(r, p)})
+		_, err = b.SaveAdapter(ctx, plugins.SaveAdapterRequest{Adapter: adapter, Version: p.Version, Scope: p.Scope, Path: c.file(unsettledName(p.Dir)), Metadata: c.ofPoint(r, p)})
 	}
 	if err != nil {
 		c.discard(p.Dir)
@@ -194,7 +195,7 @@ func (c *Core) writePoint(ctx context.Context, b Backend, r *run, p *recoveryPoi
 		}
 		return
 	}
-	c.unpin(b, r.adapter, pin)
+	c.unpin(b, adapter, pin)
 	if err != nil {
 		r.writing = false
 		c.continueMove(r)

@@ -47,8 +47,7 @@ type snapshot struct {
 	spilling  bool
 	unwritten bool // it could not be written: that is tried again
 
-	publishing chan struct{} // closed when it is written for another backend, or not
-	published  error         // why not
+	published error // why it could not be written for another backend, when that was tried last
 }
 
 // errReplaced says that the process that was asked for is not the one that has the adapter now.
@@ -312,7 +311,7 @@ func (c *Core) cool(r *run) {
 				c.logged("a snapshot could not be written", err, "run", r.ID, "version", s.version)
 			}
 			c.mu.Lock()
-			s.spilling, s.unwritten = false, err != nil
+			c.spilt(s, err)
 			c.mu.Unlock()
 			c.prune(ctx, r)
 		})
@@ -421,7 +420,7 @@ func (c *Core) writeSoon(s *snapshot) {
 		if err != nil && !lost(err) && s.hot { // else its run or its samplers ended meanwhile
 			c.logged("a snapshot could not be written", err, "run", s.run.ID, "version", s.version)
 		}
-		s.spilling, s.unwritten = false, err != nil
+		c.spilt(s, err)
 		c.cool(s.run) // which took it for one that would not stay pinned
 		c.mu.Unlock()
 		c.prune(ctx, s.run)
