@@ -184,7 +184,7 @@ func (b *Bucket) Fetch(ctx context.Context, dir string) (release func(), err err
 			}
 			continue
 		default:
-			b.failed(err)
+			_ = b.failed(err) // it is kept for Err
 		}
 		select {
 		case <-time.After(retryFetch):
@@ -267,7 +267,7 @@ func (b *Bucket) download(ctx context.Context, dir, into string, f file) error {
 	return nil
 }
 
-// Remove takes a folder out of the bucket, whose deletion is in the journal; the local one is the caller's to remove. What is not there is as removed.
+// Remove takes a folder out of the bucket, whose deletion is in the journal; the local one is the caller's to remove, afterwards. What is not there is as removed.
 func (b *Bucket) Remove(ctx context.Context, dir string) error {
 	if !allowed(dir) {
 		return fmt.Errorf("%q is no folder that can be removed", dir)

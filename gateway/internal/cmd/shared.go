@@ -62,6 +62,7 @@ func holdDataDir(ctx context.Context, cfg config.Config, h *health, address net.
 	for told := false; ; told = true {
 		lock, err := store.LockDir(cfg.DataDir)
 		if err == nil {
+			h.setStore(nil, nil)
 			closeToOthers(ctx, cfg.DataDir)
 			if err := server.WriteAddress(cfg.TLS.Scheme(), address, cfg.DataDir); err != nil {
 				return nil, errors.Join(err, lock.Close())
@@ -267,6 +268,9 @@ func openBucket(ctx context.Context, cfg config.Config, h *health) (*bucket.Buck
 	for {
 		b, err := bucket.Open(ctx, options)
 		trouble := store.TroubleOf(err)
+		if err == nil && h != nil {
+			h.setStore(nil, nil)
+		}
 		if err == nil || trouble == nil || h == nil || ctx.Err() != nil {
 			return b, err
 		}
@@ -335,19 +339,8 @@ func restoreShared(ctx context.Context, from string, cfg config.Config, options 
 	}
 	if b != nil {
 		defer func() { err = errors.Join(err, b.Close()) }()
-		if used, err := filesOf(cfg, b).used(ctx); err != nil {
+		if err := uploadRestored(ctx, filesOf(cfg, b), cfg.DataDir, b); err != nil {
 			return err
-		} else if used != "" {
-			return fmt.Errorf("files: the bucket has %s: a backup is restored into an empty one, or under another prefix", used)
-		}
-		dirs, err := backup.Folders(cfg.DataDir)
-		if err != nil {
-			return err
-		}
-		for _, dir := range dirs {
-			if err := b.Put(ctx, dir); err != nil {
-				return err
-			}
 		}
 	}
 	options.Lease = turn.lease
@@ -359,4 +352,33 @@ func restoreShared(ctx context.Context, from string, cfg config.Config, options 
 		return err
 	}
 	return errors.Join(bindFiles(ctx, records, filesOf(cfg, b), true), records.Close())
+}
+
+// uploadRestored brings the folders of a backup to an empty bucket, or one in which that was cut off.
+func uploadRestored(ctx context.Context, files sharedFiles, dataDir string, b *bucket.Bucket) error {
+	const begun = "a backup is being restored here"
+	owner, err := files.owner(ctx)
+	if err != nil {
+		return fmt.Errorf("files: %w", err)
+	}
+	if owner != begun {
+		if used, err := files.used(ctx); err != nil {
+			return fmt.Errorf("files: %w", err)
+		} else if owner != "" || used != "" {
+			return fmt.Errorf("files: %s is in use (%s): a backup is restored into an empty bucket, or under another prefix", files, used)
+		}
+		if err := files.setOwner(ctx, begun); err != nil {
+			return fmt.Errorf("files: %w", err)
+		}
+	}
+	dirs, err := backup.Folders(dataDir)
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		if err := b.Put(ctx, dir); err != nil {
+			return err
+		}
+	}
+	return nil
 }

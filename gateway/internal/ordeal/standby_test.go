@@ -209,14 +209,15 @@ func recoveryOften() settings {
 	return settings{"recovery": settings{"snapshot_operations": *pointEvery, "disk_share": 1.0}}
 }
 
-// TestStandby kills the gateway that serves, before and after writes and calls, and the one that has taken over, and so on: clients only wait, and all that they get and all that is saved is what an undisturbed server gives.
+// TestStandby kills the gateway that serves, before and after writes and calls, and the one that has taken over, and so on: clients only wait, and all that they get and all that is saved is what an undisturbed server gives. Others
+// keep the gateways busy meanwhile. The backend is that of -kills-plugin.
 func TestStandby(t *testing.T) {
 	rounds := 2
 	if os.Getenv("E2E_LEVEL") == "all" {
 		rounds = 20
 	}
 	schema(t, t.TempDir()) // skips
-	backend := settings{"plugin": "fake"}
+	backend := placement(t, *killPlugin)
 	want, writes, calls, _ := live(t, victim{backend: backend})
 	seed := *killSeed
 	if seed == 0 {
@@ -242,7 +243,21 @@ func TestStandby(t *testing.T) {
 			}
 			dir := t.TempDir()
 			c := newCoupleOf(t, backend, recoveryOften(), kill, dir, schema(t, dir), files)
+			var done atomic.Bool
+			var neighbours sync.WaitGroup
+			for i := range 3 {
+				neighbours.Go(func() {
+					for n := i; !done.Load(); n += 3 {
+						if err := life(newCaller(t, c.url), n); err != nil {
+							t.Error(err)
+							return
+						}
+					}
+				})
+			}
 			got := c.script()
+			done.Store(true)
+			neighbours.Wait()
 			c.end()
 			compare(t, got, want)
 			t.Logf("%d and %d starts", c.gateways[0].starts, c.gateways[1].starts)

@@ -156,13 +156,13 @@ func (c *Core) removeFiles(ctx context.Context, dir string) error {
 	if !placed(dir) {
 		return fmt.Errorf("%q is no folder that can be deleted", dir)
 	}
-	if err := os.RemoveAll(c.file(dir)); err != nil {
-		return err
-	}
-	if c.cfg.Elsewhere != nil {
+	if c.cfg.Elsewhere != nil { // first: what is here only does not come again
 		if err := c.cfg.Elsewhere.Remove(ctx, dir); err != nil {
 			return err
 		}
+	}
+	if err := os.RemoveAll(c.file(dir)); err != nil {
+		return err
 	}
 	parts := strings.Split(dir, string(filepath.Separator))
 	if parts[0] != "snapshots" && parts[0] != "recovery" {

@@ -99,7 +99,7 @@ func TestTakeover(t *testing.T) {
 	if err := old.(*sqlStore).apply(t.Context(), old.(*sqlStore).active); !errors.Is(err, ErrFenced) {
 		t.Errorf("the first one brings changes to the database: %v", err)
 	}
-	if err := old.(*sqlStore).journal.remove(nil); !errors.Is(err, ErrFenced) && err != nil {
+	if err := old.(*sqlStore).journal.(*sharedJournal).removeSegment(t.Context(), 1); !errors.Is(err, ErrFenced) {
 		t.Errorf("the first one removes payloads: %v", err)
 	}
 	mu.Lock()
@@ -128,6 +128,41 @@ func TestTakeover(t *testing.T) {
 		t.Errorf("taken over again: %v %v", differences, damaged)
 	}
 	check(t, s.Close())
+}
+
+// Of many that begin at once in an empty database one has the lease at a time, each once, with a number of its own.
+func TestManyWait(t *testing.T) {
+	schema := storetest.Schema(t)
+	var mu sync.Mutex
+	var holding *Lease
+	numbers := map[int64]bool{}
+	var all sync.WaitGroup
+	for i := range 5 {
+		all.Go(func() {
+			l, err := AwaitLease(t.Context(), LeaseOptions{PostgresURL: schema, Name: fmt.Sprint(i), Time: 5 * testLease, Lost: func(err error) { t.Error(err) }}, func(Waiting) {})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			if holding != nil || numbers[l.number] {
+				t.Errorf("%d has the lease %d beside another", i, l.number)
+			}
+			holding, numbers[l.number] = l, true
+			mu.Unlock()
+			time.Sleep(50 * time.Millisecond)
+			mu.Lock()
+			holding = nil
+			mu.Unlock()
+			if err := l.Leave(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if len(numbers) != 5 {
+		t.Errorf("the numbers %v were given", numbers)
+	}
 }
 
 // What is of one form is refused by the other, with nothing changed.
