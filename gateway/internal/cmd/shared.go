@@ -128,11 +128,7 @@ func takeTurn(ctx context.Context, cfg config.Config) (turn, error) {
 		return turn{}, err
 	}
 	const longest = 4 // times that a lease lasts: the last holder may have been killed a moment ago
-	wait := cfg.Store.Lease
-	if wait == 0 {
-		wait = 3 * time.Second
-	}
-	limited, cancel := context.WithTimeout(ctx, longest*wait)
+	limited, cancel := context.WithTimeout(ctx, longest*cmp.Or(cfg.Store.Lease, store.DefaultLease))
 	defer cancel()
 	var last store.Waiting
 	lease, err := store.AwaitLease(limited, store.LeaseOptions{PostgresURL: url, Name: gatewayName(), Time: cfg.Store.Lease, Lost: fenced}, func(w store.Waiting) { last = w })

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -24,21 +25,24 @@ import (
 // again. It does so earlier when the session of the holder has ended, which the holder's advisory lock tells.
 const (
 	leaseTable = "CREATE TABLE IF NOT EXISTS tinsmith_lease (number BIGINT PRIMARY KEY, one BOOLEAN NOT NULL DEFAULT TRUE UNIQUE CHECK (one), holder TEXT NOT NULL, name TEXT NOT NULL, renewed BIGINT NOT NULL)"
-	leaseRow   = "INSERT INTO tinsmith_lease (number, holder, name, renewed) VALUES (0, '', '', 0) ON CONFLICT DO NOTHING"
-	leaseText  = "SELECT number, holder, name, renewed FROM tinsmith_lease"
-	takeText   = "UPDATE tinsmith_lease SET number = number + 1, holder = $1, name = $2, renewed = 0 WHERE number = $3 AND renewed = $4 RETURNING number"
-	renewText  = "UPDATE tinsmith_lease SET renewed = renewed + 1 WHERE number = $1"
-	leaveText  = "UPDATE tinsmith_lease SET holder = '', name = '' WHERE number = $1"
-	holdText   = "SELECT number FROM tinsmith_lease WHERE number = ? FOR KEY SHARE"
-	endText    = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1 AND pid <> pg_backend_pid()"
-	tryText    = "SELECT pg_try_advisory_lock(" + advisoryLock + ")"
+	// Numbers begin with the milliseconds since 1970: those of a row that somebody has removed do not come again.
+	leaseRow  = "INSERT INTO tinsmith_lease (number, holder, name, renewed) VALUES ((extract(epoch FROM clock_timestamp()) * 1000)::bigint, '', '', 0) ON CONFLICT DO NOTHING"
+	leaseText = "SELECT number, holder, name, renewed FROM tinsmith_lease"
+	takeText  = "UPDATE tinsmith_lease SET number = number + 1, holder = $1, name = $2, renewed = 0 WHERE number = $3 AND renewed = $4 RETURNING number"
+	renewText = "UPDATE tinsmith_lease SET renewed = renewed + 1 WHERE number = $1"
+	leaveText = "UPDATE tinsmith_lease SET holder = '', name = '' WHERE number = $1"
+	holdText  = "SELECT number FROM tinsmith_lease WHERE number = ? FOR KEY SHARE"
+	endText   = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1 AND pid <> pg_backend_pid()"
+	tryText   = "SELECT pg_try_advisory_lock(" + advisoryLock + ")"
 
-	defaultLease  = 3 * time.Second
 	renewals      = 6                      // for each time that a lease lasts
 	leasePatience = 2 * time.Second        // for one statement about it
 	takePatience  = 300 * time.Millisecond // for transactions of the old holder, before they are ended
 	maxLeaseName  = 200
 )
+
+// DefaultLease is how long a holder may be silent where nothing else is said.
+const DefaultLease = 3 * time.Second
 
 // ErrFenced says that another gateway has the lease: nothing that was not committed before is committed any more.
 var ErrFenced = errors.New("another gateway has taken the lease of the database")
@@ -84,9 +88,9 @@ type leaseState struct {
 // AwaitLease waits until it has the lease, and calls tell with whatever changes meanwhile. It ends early only with ctx, or when the address of the database cannot be understood.
 func AwaitLease(ctx context.Context, opts LeaseOptions, tell func(Waiting)) (*Lease, error) {
 	if opts.Time == 0 {
-		opts.Time = defaultLease
+		opts.Time = DefaultLease
 	}
-	opts.Name = opts.Name[:min(len(opts.Name), maxLeaseName)]
+	opts.Name = strings.ToValidUTF8(opts.Name[:min(len(opts.Name), maxLeaseName)], "")
 	var id [16]byte
 	_, _ = rand.Read(id[:]) // it never fails
 	l := &Lease{opts: opts, holder: "tinsmith " + hex.EncodeToString(id[:]), done: make(chan struct{})}
@@ -114,6 +118,7 @@ func (l *Lease) configure(config *pgx.ConnConfig, conns *connections) {
 		config.ConnectTimeout = connectPatience
 	}
 	config.RuntimeParams["application_name"] = l.holder
+	config.RuntimeParams["default_transaction_isolation"] = "read committed" // a transaction that waited for the lease's row sees who has it then
 	config.DialFunc = conns.dial(config.DialFunc)
 }
 

@@ -194,7 +194,12 @@ func TestSharedOrNot(t *testing.T) {
 func TestSharedGap(t *testing.T) {
 	schema := storetest.Schema(t)
 	opts := Options{Dir: t.TempDir(), PostgresURL: schema, Lease: leaseOf(t, schema, "", nil), applyAfter: time.Hour}
-	s, err := Open(t.Context(), opts)
+	other := opts
+	other.Dir = t.TempDir()
+	s, err := Open(t.Context(), other)
+	check(t, err)
+	check(t, s.Close())
+	s, err = Open(t.Context(), opts)
 	check(t, err)
 	for i := range 3 {
 		check(t, s.Commit(t.Context(), Batch{Put: []Record{{Collection: "a", Key: fmt.Sprint(i)}}}))
@@ -216,6 +221,13 @@ func TestSharedGap(t *testing.T) {
 		t.Errorf("what is left: %v", err)
 	}
 	check(t, s.Commit(t.Context(), Batch{Put: []Record{{Collection: "a", Key: "5"}}}))
+	check(t, s.Close())
+	// That it was accepted binds other gateways, too.
+	s, err = Open(t.Context(), other)
+	check(t, err)
+	if _, err := s.Get(t.Context(), "a", "5"); err != nil {
+		t.Errorf("what came after that, by another gateway: %v", err)
+	}
 	check(t, s.Close())
 }
 

@@ -167,6 +167,10 @@ func (o *opening) judgeIdentity() error {
 		o.lost(o.db.where, "it is missing or empty; it had %d changes", g.Applied)
 	case h.identity == identity{}:
 		o.lost(o.db.where, "it is of an older format (%s) than the data directory: it is an older copy", h.format)
+	case h.identity != g.Identity && o.shared(): // a backup was restored, or a loss accepted, with another gateway
+		slog.Warn("the database was restored or recovered since this gateway has used it", "identity", h.identity.String(), "before", g.Identity.String())
+		o.before = nil
+		return nil
 	case h.identity != g.Identity && g.Place != o.db.place:
 		o.foreign(o.db.where, "it is the database of another store (%v); the data directory belongs to %s (%v)", h.identity, g.Place, g.Identity)
 	case h.identity != g.Identity:
