@@ -3,15 +3,33 @@ package store
 import (
 	"fmt"
 	"testing"
+
+	"github.com/tinsmith/tinsmith/gateway/internal/store/storetest"
 )
 
-// BenchmarkCommitAlone is what one client waits for a small commit that nothing else shares a sync with.
-func BenchmarkCommitAlone(b *testing.B) {
-	s, err := Open(b.Context(), Options{Dir: b.TempDir(), Reserve: -1})
-	if err != nil {
-		b.Fatal(err)
+// eachForm measures a store whose log is in files, and one that is shared, whose log is in PostgreSQL.
+func eachForm(b *testing.B, measure func(*testing.B, Store)) {
+	for _, form := range []string{"files", "shared"} {
+		b.Run(form, func(b *testing.B) {
+			opts := Options{Dir: b.TempDir(), Reserve: -1}
+			if form == "shared" {
+				opts.PostgresURL = storetest.Schema(b)
+				opts.Lease = leaseOf(b, opts.PostgresURL, "", nil)
+			}
+			s, err := Open(b.Context(), opts)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer s.Close()
+			measure(b, s)
+		})
 	}
-	defer s.Close()
+}
+
+// BenchmarkCommitAlone is what one client waits for a small commit that nothing else shares a sync with.
+func BenchmarkCommitAlone(b *testing.B) { eachForm(b, commitAlone) }
+
+func commitAlone(b *testing.B, s Store) {
 	n := 0
 	for b.Loop() {
 		n++
@@ -22,12 +40,9 @@ func BenchmarkCommitAlone(b *testing.B) {
 }
 
 // BenchmarkCommitPairs has many clients commit operations and then their results, as busy runs do.
-func BenchmarkCommitPairs(b *testing.B) {
-	s, err := Open(b.Context(), Options{Dir: b.TempDir(), Reserve: -1})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer s.Close()
+func BenchmarkCommitPairs(b *testing.B) { eachForm(b, commitPairs) }
+
+func commitPairs(b *testing.B, s Store) {
 	value, payload := make([]byte, 100), make([]byte, 600)
 	const clients = 32
 	next := make(chan int)

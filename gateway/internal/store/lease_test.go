@@ -21,7 +21,7 @@ import (
 const testLease = 600 * time.Millisecond
 
 // leaseOf takes the lease of a database, which the test leaves at its end.
-func leaseOf(t *testing.T, database, name string, lost func(error)) *Lease {
+func leaseOf(t testing.TB, database, name string, lost func(error)) *Lease {
 	t.Helper()
 	l, err := AwaitLease(t.Context(), LeaseOptions{PostgresURL: database, Name: name, Time: testLease, Lost: lost}, func(Waiting) {})
 	check(t, err)
