@@ -46,10 +46,15 @@ DO(cuDeviceTotalMem_v2, (size_t *bytes, int device)) { *bytes = absent_gpus[devi
 DO(cuDeviceCanAccessPeer, (int *can, int device, int peer)) { *can = 1; return 0; }
 DO(cuDevicePrimaryCtxRetain, (void **context, int device)) { *context = contexts + device; return 0; }
 DO(cuDevicePrimaryCtxRelease_v2, (int device)) { return 0; }
-DO(cuCtxSetCurrent, (void *context)) { return 0; }
+static _Thread_local long current; // device of the thread's context
+DO(cuCtxSetCurrent, (void *context)) { current = (char *)context - contexts; return 0; }
 DO(cuCtxSynchronize, (void)) { return 0; }
 DO(cuCtxEnablePeerAccess, (void *peer, unsigned flags)) { return 0; }
-DO(cuMemGetInfo_v2, (size_t *free, size_t *total)) { *free = *total = (size_t)1 << 46; return 0; } // what bounds memory is asked elsewhere
+DO(cuMemGetInfo_v2, (size_t *free, size_t *total)) { // what bounds memory is asked elsewhere
+  *free = (size_t)1 << 46;
+  *total = absent_gpus[current].memory;
+  return 0;
+}
 
 // Memory is address space: a page of it is there once something is written to it, as lists are. In front of it lies how much it is.
 enum { HEAD = 4096 };

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tinsmith/tinsmith/backends/internal/engine"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
 	"github.com/tinsmith/tinsmith/backends/internal/model/architectures"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
@@ -68,6 +69,16 @@ func (s shape) adapterBytes(rank int) (int64, error) {
 	return 4 * 4 * int64(rank) * n, err
 }
 
+// share is a line of the plan of memory; 0 if there is none.
+func (b *bench) share(name string) int64 {
+	for _, s := range b.memory {
+		if s.Name == name {
+			return s.Bytes
+		}
+	}
+	return 0
+}
+
 // left is the memory for training beside weights, sampler, keys and values, by the engine's plan, and so many adapters.
 func (b *bench) left(adapters int) (int64, error) {
 	shares := map[string]int64{}
@@ -94,8 +105,10 @@ func (b *bench) train(ctx context.Context, adapters []string) (time.Duration, pa
 	if err != nil {
 		return 0, passes{}, err
 	}
+	limit := b.share("limit") // of what is free, which is all but some: the engine goes by all
+	options := model.LoadOptions{DType: tensor.BFloat16, LogitsBytes: engine.LogitsBytes(limit+limit/20, b.share("weights"))}
 	ways, err := pick(b.Batches, left, func(tokens int, recompute bool) (int64, error) {
-		m, page, err := model.MeasurePass(ctx, b.dir, architectures.All(), model.LoadOptions{DType: tensor.BFloat16}, tokens, b.Rank, recompute)
+		m, page, err := model.MeasurePass(ctx, b.dir, architectures.All(), options, tokens, b.Rank, recompute)
 		pages := int64(2 * ((tokens + tensor.PageSize - 1) / tensor.PageSize)) // as the engine bounds them
 		return m.Bytes() + pages*page + 1<<20, err                             // the setting is of whole MiB, rounded down
 	})

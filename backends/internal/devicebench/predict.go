@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/tinsmith/tinsmith/backends/internal/engine"
 	"github.com/tinsmith/tinsmith/backends/internal/lora"
 	"github.com/tinsmith/tinsmith/backends/internal/loss"
 	"github.com/tinsmith/tinsmith/backends/internal/model"
@@ -34,8 +35,11 @@ func (w workload) plan(ctx context.Context, dir, kind string, sequences int, rec
 		return training, decoding, err
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
-	m, err := model.Load(ctx, dir, d, architectures.All(), model.LoadOptions{DType: tensor.BFloat16, MaxContext: max(w.Length, w.Context+w.Generated),
-		Sizes: true})
+	o := model.LoadOptions{DType: tensor.BFloat16, MaxContext: max(w.Length, w.Context+w.Generated), Sizes: true}
+	if o.LogitsBytes, err = logitsOn(ctx, d, dir, o); err != nil {
+		return training, decoding, err
+	}
+	m, err := model.Load(ctx, dir, d, architectures.All(), o)
 	if err != nil {
 		return training, decoding, err
 	}
@@ -62,6 +66,16 @@ func (w workload) plan(ctx context.Context, dir, kind string, sequences int, rec
 		return training, decoding, fmt.Errorf("a decoding step: %w", err)
 	}
 	return training, decoding, nil
+}
+
+// logitsOn is how much memory the engine has for logits on a GPU that has nothing else.
+func logitsOn(ctx context.Context, d tensor.Device, dir string, o model.LoadOptions) (int, error) {
+	total, err := d.(tensor.OwnMemory).TotalMemory()
+	if err != nil {
+		return 0, err
+	}
+	size, err := model.MeasureWeights(ctx, dir, architectures.All(), o, 1, 1)
+	return engine.LogitsBytes(total-total/10, size.Rank), err
 }
 
 // planning is what plans of one model are made with.

@@ -18,6 +18,8 @@ import (
 type memoryLimits struct {
 	bytes  []int64
 	source string // a key of the configuration, "machine", or the devices' names
+	// stated is what bytes would be at every home that has memory of its own if nothing else used it, or as configured: the same at each start. nil where that is not known, or there is no such memory.
+	stated []int64
 }
 
 // memoryKey is the setting of the limits, and their source where it is given.
@@ -54,24 +56,31 @@ func memoryLimit(c Config, homes []tensor.Device) memoryLimits {
 		m.source = source
 		return m
 	}
+	_, isOwn := homes[0].(tensor.OwnMemory)
 	if c.Memory > 0 {
-		return all(c.Memory/int64(len(homes)), memoryKey)
+		m = all(c.Memory/int64(len(homes)), memoryKey)
+		if isOwn {
+			m.stated = m.bytes
+		}
+		return m
 	}
-	if _, ok := homes[0].(tensor.OwnMemory); ok {
+	if isOwn {
 		var names []string
+		stated := make([]int64, len(homes))
 		for i, d := range homes {
 			own, ok := d.(tensor.OwnMemory)
 			if !ok {
 				return all(unlimited, "unknown")
 			}
 			free, err := own.FreeMemory()
-			if err != nil {
+			total, errTotal := own.TotalMemory()
+			if err != nil || errTotal != nil {
 				return all(unlimited, "unknown")
 			}
-			m.bytes[i] = free - free/10
+			m.bytes[i], stated[i] = free-free/10, total-total/10
 			names = append(names, d.Name())
 		}
-		m.source = strings.Join(names, " + ")
+		m.source, m.stated = strings.Join(names, " + "), stated
 		return m
 	}
 	if free, ok := availableMemory(machine); ok {

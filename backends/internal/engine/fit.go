@@ -71,12 +71,8 @@ func (l *loaded) sizeOfAll(ctx context.Context) ([]int64, error) {
 	return all, nil
 }
 
-// checkFit refuses a model whose weights alone are more than may be taken, before any of them is read.
-func (l *loaded) checkFit(ctx context.Context, limits memoryLimits) error {
-	weights, err := l.sizeOfAll(ctx)
-	if err != nil {
-		return err
-	}
+// checkFit refuses a model whose weights alone, which are those of sizeOfAll, are more than may be taken, before any of them is read.
+func (l *loaded) checkFit(ctx context.Context, limits memoryLimits, weights []int64) error {
 	for i, limit := range limits.bytes {
 		kind, bound := limits.refusal(), fmt.Sprintf("the limit is %s (%s)", mebibytes(limit), limits.source)
 		if free := freeMemory(l.homes.devices[i]); free < limit {

@@ -172,7 +172,12 @@ func (e *Engine) arrange(ctx context.Context, l *loaded, limit func() (memoryLim
 	if err != nil {
 		return err
 	}
-	if err := l.checkFit(ctx, limits); err != nil {
+	weights, err := l.sizeOfAll(ctx)
+	if err != nil {
+		return err
+	}
+	l.files.options.LogitsBytes = limits.logits(weights)
+	if err := l.checkFit(ctx, limits, weights); err != nil {
 		return err
 	}
 	if err := l.loadModels(ctx); errors.Is(err, tensor.ErrMemory) { // somebody else has taken it since it was looked for

@@ -291,12 +291,13 @@ func (l *loaded) datumBytes(tokens, rank int, recompute bool) (int64, error) {
 type measurement struct {
 	tokens, rank int
 	recompute    bool
+	logits       int // bytes, see LogitsBytes
 }
 
 // measure tells what a training pass takes of a rank's workspace: of so many tokens, rounded up, with adapters of a rank at most.
 func (l *loaded) measure(tokens, rank int, recompute bool) (model.Memory, error) {
 	const step = 64
-	k := measurement{(tokens + step - 1) / step * step, rank, recompute}
+	k := measurement{(tokens + step - 1) / step * step, rank, recompute, l.files.options.LogitsBytes}
 	if known, ok := l.measured[k]; ok {
 		return known, nil
 	}

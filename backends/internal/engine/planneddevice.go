@@ -40,6 +40,9 @@ func (d *plannedGPU) Name() string { return d.name }
 // FreeMemory implements tensor.OwnMemory: what bounds it is the plan's limit.
 func (d *plannedGPU) FreeMemory() (int64, error) { return unlimited, nil }
 
+// TotalMemory implements tensor.OwnMemory. The plan's limit is what counts.
+func (d *plannedGPU) TotalMemory() (int64, error) { return unlimited, nil }
+
 // Record implements tensor.Recorder.
 func (d *plannedGPU) Record(f func() error) error { return f() }
 

@@ -202,6 +202,12 @@ func (f *planner) limits(l *loaded, memory int64) memoryLimits {
 	for i := range m.bytes {
 		m.bytes[i] = limit
 	}
+	if !l.homes.ownMemory() {
+		return m
+	}
+	if m.stated = m.bytes; memory == unlimited { // passes are cut as where there is what the request says
+		m.stated = f.limits(l, 0).bytes
+	}
 	return m
 }
 

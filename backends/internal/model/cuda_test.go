@@ -43,6 +43,7 @@ func TestCUDAKernels(t *testing.T) {
 		t.Run("sampler equals trainer of a mixture", func(t *testing.T) { samplerEqualsTrainer(t, mixture(t), few) })
 		t.Run("batched decoding", func(t *testing.T) { batchedDecode(t, unpack(t, "qwen3"), 3, 4) })
 		t.Run("batched decoding of a mixture", func(t *testing.T) { batchedDecode(t, mixture(t), 3, 4) })
+		t.Run("chunks of logits", func(t *testing.T) { chunksOfLogits(t, unpack(t, "qwen3")) })
 		t.Run("fused equals separate", func(t *testing.T) { fusedEqualsSeparate(t, "qwen2", "qwen3") }) // without norms of heads, and with
 	})
 }
@@ -84,6 +85,32 @@ func fewTypes() []tensor.DType {
 	}
 	return []tensor.DType{tensor.BFloat16}
 }
+
+// chunksOfLogits trains a sequence with its logits in chunks of several sizes: no bit depends on them.
+func chunksOfLogits(t *testing.T, dir string) {
+	for _, d := range fewTypes() {
+		var want *operation
+		for _, rows := range []int{0, 128, 7} { // of a chunk; 0: all
+			b := newBenchWith(t, dir, 1, model.LoadOptions{DType: d, LogitsBytes: rows * goldenVocabulary})
+			if b.Config.VocabSize != goldenVocabulary {
+				t.Fatalf("%d tokens, want %d", b.Config.VocabSize, goldenVocabulary)
+			}
+			r := rand.New(rand.NewPCG(3, 4))
+			w := b.randomAdapter(4, 1, true, true, true)
+			op := &operation{w: w, data: []model.Example{b.example(w, b.randomTokens(r, 140), b.randomTokens(r, 140), nil)}}
+			b.run([]*operation{op}, nil, model.TrainOptions{})
+			if want == nil {
+				want = op
+			}
+			if !slices.Equal(op.logprobs[0], want.logprobs[0]) || !slices.Equal(op.gradient, want.gradient) {
+				t.Errorf("%v, chunks of %d rows: other bits", d, rows)
+			}
+		}
+	}
+}
+
+// goldenVocabulary is how many tokens the model of chunksOfLogits has.
+const goldenVocabulary = 512
 
 // samplerEqualsTrainer is TestSamplerGivesTheTrainersBits for one short sequence.
 func samplerEqualsTrainer(t *testing.T, dir string, dtypes []tensor.DType) {

@@ -196,15 +196,23 @@ func (m *Model) record(rows int, pass func() error) error {
 	return pass()
 }
 
-// tileRows is the number of rows that kernels take at once.
-const tileRows = 12
+// tileRows are the numbers of rows that kernels take at once, the most first: on a processor, and on devices with memory of their own, where the largest tiles are the fastest by far.
+var tileRows, remoteTileRows = []int{12}, []int{128, 16}
+
+// tiles gives those of the model's device.
+func (m *Model) tiles() []int {
+	if m.Remote() {
+		return remoteTileRows
+	}
+	return tileRows
+}
 
 // visitedRows is how many rows of logits are visited at once at most: whole rows, where those are gathered (WholeLogits), are within logitsBytes, too.
 func (m *Model) visitedRows() int {
 	if m.gathersLogits() {
-		return chunkRows(m.logitsBytes, m.Config.VocabSize)
+		return chunkRows(m.logitsBytes, m.Config.VocabSize, m.tiles())
 	}
-	return chunkRows(m.logitsBytes, m.widest())
+	return chunkRows(m.logitsBytes, m.widest(), m.tiles())
 }
 
 // Remote tells whether the device has memory of its own, and draws tokens there. It holds of the device that only measures for such a one as well.
@@ -214,12 +222,29 @@ func (m *Model) Remote() bool {
 }
 
 // chunkRows is how many rows of logits take so many bytes, at least one: where there are enough, a multiple of the rows that kernels take at once, so that they work on whole tiles.
-func chunkRows(bytes, columns int) int {
+func chunkRows(bytes, columns int, tiles []int) int {
 	n := max(1, bytes/(columns*tensor.Float32.Size()))
-	if n > tileRows {
-		n -= n % tileRows
+	for _, tile := range tiles {
+		if n > tile {
+			return n - n%tile
+		}
 	}
 	return n
+}
+
+// evenChunks is how many rows, at most so many, pieces of nearly equal size have, in whole tiles where there are enough rows.
+func evenChunks(rows, most int, tiles []int) int {
+	pieces := (rows + most - 1) / most
+	if pieces <= 1 {
+		return most
+	}
+	even := (rows + pieces - 1) / pieces
+	for _, tile := range tiles {
+		if even > tile {
+			return min(most, roundUp(even, tile))
+		}
+	}
+	return min(most, roundUp(even, tiles[len(tiles)-1]))
 }
 
 func roundUp(n, multiple int) int { return (n + multiple - 1) / multiple * multiple }

@@ -220,10 +220,8 @@ func (t *training) eachSpan(spans []span, visit func(batch, packed, count int) e
 // chunks calls visit for the rows of a selection in pieces of nearly equal size whose logits fit their memory, with the spans in each. visit multiplies by the head so many times; of a model that is sharded the head is put together as
 // a whole where that saves copies, after the first piece of the pass, which has taken all other memory that pieces need.
 func (t *training) chunks(s selection, products int, visit func(from, to int, parts []span) error) error {
-	most := chunkRows(trainingLogits*t.m.logitsBytes, t.m.widest())
-	if pieces := (s.hidden.Rows + most - 1) / most; pieces > 1 {
-		most = min(most, roundUp((s.hidden.Rows+pieces-1)/pieces, tileRows))
-	}
+	tiles := t.m.tiles()
+	most := evenChunks(s.hidden.Rows, chunkRows(trainingLogits*t.m.logitsBytes, t.m.widest(), tiles), tiles)
 	parts := t.w.parts[:0]
 	defer func() { t.w.parts = parts }()
 	from, rows := 0, 0

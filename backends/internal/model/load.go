@@ -57,7 +57,8 @@ type LoadOptions struct {
 	DType      tensor.DType // of weights, products and pages; 0 = float32 if the embedding's file has it, else bfloat16
 	FP8        FP8
 	MaxContext int // positions; 0 = what the model allows
-	// LogitsBytes bounds the memory for logits, which are computed in chunks of rows; 0 = 64 MiB. Training takes up to four times that. It changes no result.
+	// LogitsBytes bounds the memory for logits, which are computed in chunks of rows; 0 = 64 MiB. Training takes up to four times that. Chunks are multiples of the rows that the device's
+	// kernels take at once, where there is room for as many: of 128 on devices with memory of their own. It changes no result.
 	LogitsBytes int
 	// Sizes tells that what a model takes is all that is asked for, on devices of package dry: no value of a tensor is read, and where the files of a directory's weights are not all there, the tensors are those that config.json
 	// makes it have, with the names that model.safetensors.index.json has, where that is there.

@@ -212,6 +212,8 @@ type Device interface {
 type OwnMemory interface {
 	// FreeMemory is how many bytes can still be allocated.
 	FreeMemory() (int64, error)
+	// TotalMemory is how many bytes the device has, whoever uses them.
+	TotalMemory() (int64, error)
 }
 
 // OwnMemoryBytes is what an allocation of so many bytes takes of a device with memory of its own at most: such devices give it in pages.

@@ -44,6 +44,14 @@ func (d *remoteDevice) FreeMemory() (int64, error) {
 	return d.remote.FreeMemory()
 }
 
+// TotalMemory implements tensor.OwnMemory.
+func (d *remoteDevice) TotalMemory() (int64, error) {
+	if c := d.check("total memory"); c.err != nil {
+		return 0, c.err
+	}
+	return d.remote.TotalMemory()
+}
+
 // Reach implements tensor.Neighbour.
 func (d *remoteDevice) Reach(other tensor.Device) error {
 	c := d.check("reach")

@@ -188,6 +188,12 @@ func (d *device) FreeMemory() (int64, error) {
 	return free, d.failed("memory", err)
 }
 
+// TotalMemory implements tensor.OwnMemory.
+func (d *device) TotalMemory() (int64, error) {
+	_, total, err := d.v.Memory()
+	return total, d.failed("memory", err)
+}
+
 // memory gives zeroed memory.
 func (d *device) memory(what string, bytes int) (uintptr, error) {
 	at, err := d.v.Alloc(bytes)
