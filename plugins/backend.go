@@ -164,6 +164,7 @@ type ModelInfo struct {
 	DType            string // "float32" or "bfloat16": weights and matrix products
 	Device           string // "cpu", "cuda:0", …
 	Arithmetic       string // identity of the arithmetic: equal strings mean equal bits
+	Products         string // for people to read: by which of several ways with the same bits the devices multiply, and why not by others; "" if there is nothing to choose
 	ModelHash        string // SHA-256 over the weight files' tensor data and config, hex
 	MaxRank          int
 	TiedHead         bool          // the output head is the embedding's matrix

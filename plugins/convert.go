@@ -45,6 +45,7 @@ func modelToPB(m *ModelInfo) *backendpb.ModelInfo {
 	p := &backendpb.ModelInfo{
 		Architecture: m.Architecture, Parameters: m.Parameters, Layers: int64(m.Layers), HiddenSize: int64(m.HiddenSize), VocabSize: int64(m.VocabSize),
 		MaxContextLength: int64(m.MaxContextLength), Dtype: m.DType, Device: m.Device, Arithmetic: m.Arithmetic, ModelHash: m.ModelHash, MaxRank: int64(m.MaxRank), TiedHead: m.TiedHead,
+		Products: m.Products,
 	}
 	for _, s := range m.Memory {
 		p.Memory = append(p.Memory, &backendpb.MemoryShare{Name: s.Name, Bytes: s.Bytes, Detail: s.Detail})
@@ -55,6 +56,7 @@ func modelToPB(m *ModelInfo) *backendpb.ModelInfo {
 func modelFromPB(p *backendpb.ModelInfo) (ModelInfo, error) {
 	m := ModelInfo{
 		Architecture: p.GetArchitecture(), Parameters: p.GetParameters(), DType: p.GetDtype(), Device: p.GetDevice(), Arithmetic: p.GetArithmetic(), ModelHash: p.GetModelHash(), TiedHead: p.GetTiedHead(),
+		Products: p.GetProducts(),
 	}
 	err := narrowAll([]narrowing{
 		{"layers", p.GetLayers(), &m.Layers}, {"hidden_size", p.GetHiddenSize(), &m.HiddenSize}, {"vocab_size", p.GetVocabSize(), &m.VocabSize},

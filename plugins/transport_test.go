@@ -313,7 +313,7 @@ func TestRequestsCrossUnchanged(t *testing.T) {
 		}
 	}
 	model := ModelInfo{
-		Architecture: "A", Parameters: 1, Layers: 2, HiddenSize: 3, VocabSize: 4, MaxContextLength: 5, DType: "d", Device: "e", Arithmetic: "f", ModelHash: "g", MaxRank: 6, TiedHead: true,
+		Architecture: "A", Parameters: 1, Layers: 2, HiddenSize: 3, VocabSize: 4, MaxContextLength: 5, DType: "d", Device: "e", Arithmetic: "f", ModelHash: "g", MaxRank: 6, TiedHead: true, Products: "j",
 		Memory: []MemoryShare{{Name: "h", Bytes: 7, Detail: "i"}},
 	}
 	everyFieldIsSet(t, model)

@@ -441,6 +441,7 @@ type ModelInfo struct {
 	MaxRank          int64                  `protobuf:"varint,11,opt,name=max_rank,json=maxRank,proto3" json:"max_rank,omitempty"`
 	Memory           []*MemoryShare         `protobuf:"bytes,12,rep,name=memory,proto3" json:"memory,omitempty"`
 	TiedHead         bool                   `protobuf:"varint,13,opt,name=tied_head,json=tiedHead,proto3" json:"tied_head,omitempty"`
+	Products         string                 `protobuf:"bytes,14,opt,name=products,proto3" json:"products,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -564,6 +565,13 @@ func (x *ModelInfo) GetTiedHead() bool {
 		return x.TiedHead
 	}
 	return false
+}
+
+func (x *ModelInfo) GetProducts() string {
+	if x != nil {
+		return x.Products
+	}
+	return ""
 }
 
 type MemoryShare struct {
@@ -3361,7 +3369,7 @@ const file_backend_proto_rawDesc = "" +
 	"\fLoadProgress\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x14\n" +
-	"\x05total\x18\x03 \x01(\x03R\x05total\"\xb4\x03\n" +
+	"\x05total\x18\x03 \x01(\x03R\x05total\"\xd0\x03\n" +
 	"\tModelInfo\x12\"\n" +
 	"\farchitecture\x18\x01 \x01(\tR\farchitecture\x12\x1e\n" +
 	"\n" +
@@ -3383,7 +3391,8 @@ const file_backend_proto_rawDesc = "" +
 	" \x01(\tR\tmodelHash\x12\x19\n" +
 	"\bmax_rank\x18\v \x01(\x03R\amaxRank\x128\n" +
 	"\x06memory\x18\f \x03(\v2 .tinsmith.backend.v1.MemoryShareR\x06memory\x12\x1b\n" +
-	"\ttied_head\x18\r \x01(\bR\btiedHead\"O\n" +
+	"\ttied_head\x18\r \x01(\bR\btiedHead\x12\x1a\n" +
+	"\bproducts\x18\x0e \x01(\tR\bproducts\"O\n" +
 	"\vMemoryShare\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\x12\x16\n" +

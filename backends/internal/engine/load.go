@@ -146,7 +146,7 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	e.counters.pagesFree.Store(l.pagesFree())
 	l.info = plugins.ModelInfo{
 		Architecture: m.Config.Architecture, Parameters: m.Parameters, Layers: m.Config.Layers, HiddenSize: m.Config.HiddenSize, VocabSize: m.Config.VocabSize, MaxContextLength: l.plan.context,
-		DType: m.DType.String(), Device: config.devices(), Arithmetic: l.arithmetic(), ModelHash: m.Hash, MaxRank: lora.MaxRank, TiedHead: m.Config.TieWordEmbeddings, Memory: l.shares(),
+		DType: m.DType.String(), Device: config.devices(), Arithmetic: l.arithmetic(), Products: l.homes.routes(), ModelHash: m.Hash, MaxRank: lora.MaxRank, TiedHead: m.Config.TieWordEmbeddings, Memory: l.shares(),
 	}
 	l.rules = constraint.NewCompiler(&l.info)
 	if l.cut(l.training) != l.cut(l.sampling) {

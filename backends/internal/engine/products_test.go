@@ -41,6 +41,9 @@ func TestCuBLASLtOnCUDA(t *testing.T) {
 		if got, want := strings.Contains(e.loaded.info.Arithmetic, "-cublaslt12.8.4/bfloat16"), products == productsCuBLASLt; got != want {
 			t.Errorf("%s: the arithmetic is %q", products, e.loaded.info.Arithmetic)
 		}
+		if got, want := e.loaded.info.Products, "by cuBLASLt 12.8.4 in"; strings.Contains(got, want) != (products == productsCuBLASLt) {
+			t.Errorf("%s: the routes are %q", products, got)
+		}
 		h := history{floats: map[string][]float32{}, tokens: map[string][]int32{}}
 		d := create(t, e, "run", 1, 2)
 		random := rand.New(rand.NewPCG(3, 1))

@@ -7,6 +7,12 @@ type Paced interface {
 	Pace() error
 }
 
+// Routed is implemented by devices that find out, when they are opened, by which of several ways with the same bits they multiply.
+type Routed interface {
+	// Routes says by which, and why not by others, for people to read. It may have names of files in it.
+	Routes() string
+}
+
 // Rated is implemented by devices that know how fast they can be at most.
 type Rated interface {
 	// PeakRate is how many operations a second the device does at most in products with weights of a type, a multiplication and an addition counted as two; 0 if it does not know.

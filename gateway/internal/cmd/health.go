@@ -207,7 +207,7 @@ func (h *health) model(states []fleet.State, pools []runs.BackendInfo) (server.M
 
 // backendHealth tells how a backend stands, in the form of a model that has no other.
 func backendHealth(s fleet.State) (m server.Model, status string) {
-	m = server.Model{Name: s.Name, State: string(s.Phase), Restarts: s.Restarts, LastLoss: s.Loss, Device: s.Model.Device, DType: s.Model.DType, Arithmetic: s.Model.Arithmetic}
+	m = server.Model{Name: s.Name, State: string(s.Phase), Restarts: s.Restarts, LastLoss: s.Loss, Device: s.Model.Device, DType: s.Model.DType, Arithmetic: s.Model.Arithmetic, Products: s.Model.Products}
 	for _, share := range s.Model.Memory {
 		m.Memory = append(m.Memory, server.Memory{Name: share.Name, Bytes: share.Bytes, Detail: share.Detail})
 	}

@@ -12,7 +12,7 @@ func TestHealthReasons(t *testing.T) {
 	const secret = "/srv/tin/data: user=tin host=db.internal"
 	health := func() Health {
 		return Health{Status: "degraded", Storage: Storage{State: "failing", Reason: secret}, Models: []Model{
-			{Name: "a", State: "failed", Reason: secret, Restarts: 3, LastLoss: secret}, {Name: "b", State: "ready"},
+			{Name: "a", State: "failed", Reason: secret, Restarts: 3, LastLoss: secret, Products: secret}, {Name: "b", State: "ready"},
 		}}
 	}
 	admin := func(r *http.Request) bool { return r.Header.Get("X-Api-Key") == "tml-root" }
@@ -24,9 +24,9 @@ func TestHealthReasons(t *testing.T) {
 	}{
 		{"nobody", Options{Admin: admin}, "", 0},
 		{"a user", Options{Admin: admin}, "tml-ann", 0},
-		{"an administrator", Options{Admin: admin}, "tml-root", 3},
+		{"an administrator", Options{Admin: admin}, "tml-root", 4},
 		{"without administrators", Options{}, "tml-root", 0},
-		{"without keys", Options{Keyless: true}, "", 3},
+		{"without keys", Options{Keyless: true}, "", 4},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.options.Health, c.options.Metrics = health, http.NotFoundHandler()
@@ -47,7 +47,7 @@ func TestHealthReasons(t *testing.T) {
 					}
 					continue
 				}
-				if strings.Count(body, secret) != c.reasons || strings.Count(body, told) != 3-c.reasons {
+				if strings.Count(body, secret) != c.reasons || strings.Count(body, told) != 4-c.reasons {
 					t.Errorf("%s", body)
 				}
 				for _, part := range []string{`"failing"`, `"failed"`, `"ready"`, `"restarts":3`} {

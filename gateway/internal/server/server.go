@@ -80,6 +80,8 @@ type Model struct {
 	DType    string  `json:"dtype,omitempty"`
 	// Arithmetic is the identity of the arithmetic the model is computed with: under equal strings the same calls give the same bits.
 	Arithmetic string `json:"arithmetic,omitempty"`
+	// Products says by which of several ways with the same bits its devices multiply, and why not by others; for people to read.
+	Products string `json:"products,omitempty"`
 	// Memory is how the backend shares its memory out, the limit first; empty before it is loaded, and where it keeps no plan.
 	Memory []Memory `json:"memory,omitempty"`
 	// Rebuilding is there in the state rebuilding: the backend is ready, and runs are brought back to where they were. Everything else is served meanwhile, so that the status stays ok.
@@ -124,7 +126,7 @@ func (h Health) public() Health {
 	h.Models = slices.Clone(h.Models)
 	for i := range h.Models {
 		m := &h.Models[i]
-		reasons := []*string{&m.Reason, &m.LastLoss}
+		reasons := []*string{&m.Reason, &m.LastLoss, &m.Products}
 		m.Backends = slices.Clone(m.Backends)
 		for j := range m.Backends {
 			reasons = append(reasons, &m.Backends[j].Reason, &m.Backends[j].LastLoss)

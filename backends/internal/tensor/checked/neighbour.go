@@ -12,6 +12,7 @@ type remote interface {
 	tensor.Recorder
 	tensor.Paced
 	tensor.Rated
+	tensor.Routed
 	tensor.Fuser
 	tensor.Keeper
 	tensor.Scratcher

@@ -10,5 +10,8 @@ func (d *remoteDevice) Pace() error {
 	return d.remote.Pace()
 }
 
+// Routes implements tensor.Routed.
+func (d *remoteDevice) Routes() string { return d.remote.Routes() }
+
 // PeakRate implements tensor.Rated.
 func (d *remoteDevice) PeakRate(weights tensor.DType) float64 { return d.remote.PeakRate(weights) }

@@ -40,6 +40,9 @@ func (r Routes) String() string {
 	return fmt.Sprintf("%s, none by cuBLASLt (%s)", text, r.WithoutCuBLASLt)
 }
 
+// Routes implements tensor.Routed.
+func (d *device) Routes() string { return d.routes.String() }
+
 // RoutesOf gives the routes of a device of this package, as they were chosen when it was opened; false for any other.
 func RoutesOf(d tensor.Device) (Routes, bool) {
 	if own, ok := checked.Kernels(d).(*device); ok {

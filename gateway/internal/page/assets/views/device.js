@@ -86,6 +86,7 @@ function model(m, values) {
     { "aria-label": plain(m.name) },
     el("div", { class: "row" }, el("h2", { class: "grow break" }, plain(m.name)), el("span", { class: `badge ${m.state === "ready" ? "live" : "bad"}` }, m.state)),
     el("p", { class: "faint small break" }, [m.dtype, m.arithmetic].filter(Boolean).map((t) => plain(t)).join(" · ")),
+    m.products && el("p", { class: "faint small break" }, plain(m.products, 2000)),
     m.error && failed(plain(m.error, 2000)),
     el("dl", { class: "tiles" }, tiles.map(([k, v]) => el("div", { class: "tile" }, el("dt", {}, k), el("dd", {}, v)))),
     share("Key and value cache", pages - of("tinsmith_kv_pages_free"), pages, (n) => `${figure(n)} pages`),
