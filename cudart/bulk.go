@@ -13,6 +13,9 @@ import (
 // Weights in blocks, and products with them by bulk copies, are a module of their own for Hopper (kernels/bulk.cu), which is loaded when it is asked for. Nobody has run them on a GPU yet: CheckBulk says whether they give the bits of
 // the other kernels there, and whether they take less time.
 
+// bulkModule is their file.
+const bulkModule = "sm_90a_bulk"
+
 // kBulk is the first of the numbers of its kernels, behind those of warpgroups.
 const kBulk = kWarpgroup + 8
 
@@ -70,10 +73,9 @@ func (v *Device) UseBulk() error {
 	if v.bulk {
 		return nil
 	}
-	const name = "sm_90a_bulk"
-	text, err := module(name)
+	text, err := module(bulkModule)
 	if err == nil {
-		err = v.loadModule(2, name, text, kBulk, bulkKernels)
+		err = v.loadModule(2, bulkModule, text, kBulk, bulkKernels)
 	}
 	v.bulk = err == nil
 	return err

@@ -14,7 +14,7 @@ import (
 
 // The module has exactly the kernels of the table, with their numbers of threads, and those by bulk copies run in clusters.
 func TestBulkTable(t *testing.T) {
-	text, err := module("sm_90a_bulk")
+	text, err := module(bulkModule)
 	if err != nil {
 		t.Fatal(err)
 	}

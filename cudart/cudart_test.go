@@ -2,6 +2,8 @@ package cudart
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
@@ -65,6 +67,30 @@ func alloc(t *testing.T, v *Device, bytes int) Address {
 		}
 	})
 	return a
+}
+
+// What was found out about kernels holds for them all, those of modules that Hopper alone has among them.
+func TestKernelsHash(t *testing.T) {
+	for _, c := range []struct {
+		info    Information
+		modules []string
+	}{{Information{Major: 8, Minor: 9}, nil}, {Information{Major: 9}, []string{warpgroupModule, bulkModule}}} {
+		_, text, err := ptx(c.info.Major, c.info.Minor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range c.modules {
+			more, err := module(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text = append(text, more...)
+		}
+		want := sha256.Sum256(text)
+		if got, err := c.info.KernelsHash(); err != nil || got != hex.EncodeToString(want[:]) {
+			t.Errorf("%d.%d: %s, %v; want %x", c.info.Major, c.info.Minor, got, err, want)
+		}
+	}
 }
 
 // The PTX has exactly the kernels of the table, with their numbers of threads: a launch with another would fail on a device only.

@@ -17,20 +17,23 @@ import (
 	"unsafe"
 )
 
-// The compiled kernels; kernels/make.sh makes them.
+// The compiled kernels; kernels/make.sh makes them. Those that every architecture has are the same text for all but for the line that names it (make.sh
+// compares), so there is one file of them: they travel in every plugin.
 //
 //go:embed ptx/*.ptx.gz
 var ptxFiles embed.FS
 
 // ptx gives the kernels for a compute capability: Hopper's own, or Ampere's, which the driver compiles for everything else from 8.0 on.
 func ptx(major, minor int) (architecture string, text []byte, err error) {
-	architecture = "sm_80"
-	if major == 9 && minor == 0 {
-		architecture = "sm_90a"
+	if text, err = module(commonModule); major != 9 || minor != 0 || err != nil {
+		return commonModule, text, err
 	}
-	text, err = module(architecture)
-	return architecture, text, err
+	const name, line = "sm_90a", ".target "
+	return name, bytes.Replace(text, []byte(line+commonModule+"\n"), []byte(line+name+"\n"), 1), nil
 }
+
+// commonModule is the file of the kernels that every architecture has, named for the one that it is for as it is.
+const commonModule = "sm_80"
 
 // module unpacks a file of PTX.
 func module(name string) ([]byte, error) {
@@ -45,7 +48,7 @@ func module(name string) ([]byte, error) {
 	return io.ReadAll(r)
 }
 
-// KernelsHash is a hash of the kernels for devices like this one, those by warpgroups included: what was found out about them holds for no others.
+// KernelsHash is a hash of the kernels for devices like this one, those by warpgroups and by bulk copies included: what was found out about them holds for no others.
 func (i Information) KernelsHash() (string, error) {
 	_, text, err := ptx(i.Major, i.Minor)
 	if err != nil {
@@ -53,8 +56,14 @@ func (i Information) KernelsHash() (string, error) {
 	}
 	h := sha256.New()
 	h.Write(text)
-	if i.Warpgroups() {
-		if text, err = module(warpgroupModule); err != nil {
+	for _, extra := range []struct {
+		name string
+		has  bool
+	}{{warpgroupModule, i.Warpgroups()}, {bulkModule, i.Bulk()}} {
+		if !extra.has {
+			continue
+		}
+		if text, err = module(extra.name); err != nil {
 			return "", err
 		}
 		h.Write(text)

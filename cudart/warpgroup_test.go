@@ -16,7 +16,7 @@ import (
 
 // The module has exactly the kernels of the table, with their numbers of threads, and the table is behind that of the other module.
 func TestWarpgroupTable(t *testing.T) {
-	text, err := module("sm_90a_warpgroup")
+	text, err := module(warpgroupModule)
 	if err != nil {
 		t.Fatal(err)
 	}
