@@ -221,29 +221,46 @@ func (v *Device) GatedProducts(p GatedProduct) (done bool, err error) {
 	if p.Gate.Out != p.Up.Out || p.Gate.In != p.Up.In {
 		return false, fmt.Errorf("gated product: gate is %d × %d and up %d × %d", p.Gate.Out, p.Gate.In, p.Up.Out, p.Up.In)
 	}
-	if _, ok := v.bulkTile(View{}, p.X, []RowGroup{{To: p.X.Rows, Weight: p.Gate}}, false); !ok || !v.bulk {
+	if !v.Gates(p) {
 		return false, nil
 	}
 	done, err = v.gatedByBulk(p)
 	return done, ifMemory(err)
 }
 
-// gatedByBulk is GatedProducts of however few rows. Errors that wrap ErrOutOfMemory come before anything is done.
-func (v *Device) gatedByBulk(p GatedProduct) (done bool, err error) {
+// Gates says whether GatedProducts does p, if there is memory for it.
+func (v *Device) Gates(p GatedProduct) bool {
+	if p.Gate.Out != p.Up.Out || p.Gate.In != p.Up.In || !v.bulk || !p.fits() {
+		return false
+	}
+	_, ok := v.bulkTile(View{}, p.X, []RowGroup{{To: p.X.Rows, Weight: p.Gate}}, false)
+	return ok
+}
+
+// fits says whether the kernel takes what p writes and adds.
+func (p *GatedProduct) fits() bool {
 	even := func(y View) bool { return y.At%4 == 0 && y.Stride%2 == 0 }
 	if !even(p.Hidden) || !even(p.KeptGate) || !even(p.KeptUp) {
-		return false, nil
+		return false
 	}
-	tails := []Tail{p.GateTail, p.UpTail}
-	for _, t := range tails {
+	for _, t := range []Tail{p.GateTail, p.UpTail} {
 		if len(t.Groups) == 0 {
 			continue
 		}
 		g := t.Groups[0]
 		if len(t.Groups) > 1 || g.From != 0 || g.To != p.X.Rows || g.Factor != 0 || g.Weight.Out != p.Gate.Out || g.Weight.In == 0 || g.Weight.In != t.X.Cols && g.Weight.In%8 != 0 {
-			return false, nil
+			return false
 		}
 	}
+	return true
+}
+
+// gatedByBulk is GatedProducts of however few rows. Errors that wrap ErrOutOfMemory come before anything is done.
+func (v *Device) gatedByBulk(p GatedProduct) (done bool, err error) {
+	if !p.fits() {
+		return false, nil
+	}
+	tails := []Tail{p.GateTail, p.UpTail}
 	a := C.bulk_gated_arguments{hidden: p.Hidden.c(), kept_gate: p.KeptGate.c(), kept_up: p.KeptUp.c(), gate: p.Gate.c(), up: p.Up.c(), rows: C.int64_t(p.X.Rows)}
 	x, giveX, err := v.inBlocks(p.X, p.XType)
 	if err != nil {
@@ -278,21 +295,42 @@ func ifMemory(err error) error {
 	return err
 }
 
-// ProductInto is Product of all rows with one weight of BFloat16Blocks whose chains become what result says; add is for Add. False if it is not for bulk copies, and nothing was done.
-func (v *Device) ProductInto(result Result, y, add, x View, xType Type, w Weight, tail Tail, transposed bool) (done bool, err error) {
-	groups := []RowGroup{{To: x.Rows, Weight: w}}
-	shape, ok := v.bulkTile(y, x, groups, transposed)
-	if !ok || !v.bulk || result == Add && (add.At%8 != 0 || add.Stride%2 != 0) {
+// IntoProduct is Product of all rows of X with one weight of BFloat16Blocks, and Tail's, whose chains become what Result says; Add is what is added.
+type IntoProduct struct {
+	Result     Result
+	Y, Add, X  View
+	XType      Type
+	Weight     Weight
+	Tail       Tail // without groups there is none
+	Transposed bool
+}
+
+// Ends says whether ProductInto does p, if there is memory for it.
+func (v *Device) Ends(p *IntoProduct) bool {
+	_, ok := v.endingTile(p)
+	return ok
+}
+
+func (v *Device) endingTile(p *IntoProduct) (tile, bool) {
+	groups := []RowGroup{{To: p.X.Rows, Weight: p.Weight}}
+	shape, ok := v.bulkTile(p.Y, p.X, groups, p.Transposed)
+	if !ok || !v.bulk || p.Result == Add && (p.Add.At%8 != 0 || p.Add.Stride%2 != 0) {
+		return tile{}, false
+	}
+	return shape, len(p.Tail.Groups) == 0 || v.bulkRides(groups[0], p.Tail, p.Transposed)
+}
+
+// ProductInto does p in one launch; false if it is not for bulk copies, and nothing was done.
+func (v *Device) ProductInto(p IntoProduct) (done bool, err error) {
+	shape, ok := v.endingTile(&p)
+	if !ok {
 		return false, nil
 	}
-	p := bulkProduct{y: y, x: x, add: add, xType: xType, w: w, result: result, transposed: transposed}
-	if len(tail.Groups) > 0 {
-		if !v.bulkRides(groups[0], tail, transposed) {
-			return false, nil
-		}
-		p.tail, p.tailWeight = tailRows{tail.X, tail.XType}, tail.Groups[0].Weight
+	b := bulkProduct{y: p.Y, x: p.X, add: p.Add, xType: p.XType, w: p.Weight, result: p.Result, transposed: p.Transposed}
+	if len(p.Tail.Groups) > 0 {
+		b.tail, b.tailWeight = tailRows{p.Tail.X, p.Tail.XType}, p.Tail.Groups[0].Weight
 	}
-	err = v.productByBulk(p, shape)
+	err = v.productByBulk(b, shape)
 	return err == nil, ifMemory(err)
 }
 

@@ -259,7 +259,7 @@ func TestBulkRefuses(t *testing.T) {
 	x := View{At: 1 << 20, Rows: 130, Cols: 256, Stride: 256}
 	w := Weight{At: 1 << 21, Out: 128, In: 256, Pitch: 256}
 	y := View{At: 1 << 22, Rows: 130, Cols: 128, Stride: 128}
-	if done, err := v.ProductInto(Narrow, y, View{}, x, Float32, w, Tail{}, false); done || err != nil {
+	if done, err := v.ProductInto(IntoProduct{Result: Narrow, Y: y, X: x, XType: Float32, Weight: w}); done || err != nil {
 		t.Errorf("without the module: done %v, error %v", done, err)
 	}
 	if err := v.UseBulk(); err != nil {
@@ -268,13 +268,13 @@ func TestBulkRefuses(t *testing.T) {
 	part := RowGroup{To: 64, Weight: Weight{At: 1 << 23, Out: 128, In: 8, Pitch: 8}}
 	for name, do := range map[string]func() (bool, error){
 		"few rows": func() (bool, error) {
-			return v.ProductInto(Narrow, y, View{}, View{At: x.At, Rows: 5, Cols: 256, Stride: 256}, Float32, w, Tail{}, false)
+			return v.ProductInto(IntoProduct{Result: Narrow, Y: y, X: View{At: x.At, Rows: 5, Cols: 256, Stride: 256}, XType: Float32, Weight: w})
 		},
 		"rows at odd places": func() (bool, error) {
-			return v.ProductInto(Add, y, View{At: 4, Stride: 128}, x, Float32, w, Tail{}, false)
+			return v.ProductInto(IntoProduct{Result: Add, Y: y, Add: View{At: 4, Stride: 128}, X: x, XType: Float32, Weight: w})
 		},
 		"an adapter of a part": func() (bool, error) {
-			return v.ProductInto(Add, y, y, x, Float32, w, Tail{X: x, XType: Float32, Groups: []RowGroup{part}}, false)
+			return v.ProductInto(IntoProduct{Result: Add, Y: y, Add: y, X: x, XType: Float32, Weight: w, Tail: Tail{X: x, XType: Float32, Groups: []RowGroup{part}}})
 		},
 		"gate's of a part": func() (bool, error) {
 			return v.GatedProducts(GatedProduct{Hidden: y, X: x, XType: Float32, Gate: w, Up: w, GateTail: Tail{X: View{At: 1 << 20, Rows: 130, Cols: 8, Stride: 8}, XType: BFloat16, Groups: []RowGroup{part}}})

@@ -123,7 +123,8 @@ func (m *Model) dry(layout *lora.Layout) (*Model, *lora.Weights, error) {
 	d := *m
 	d.Device = dry.Device{}
 	if m.Remote() { // its passes keep results on the device, and rows as products read them
-		d.Device = dry.Remote{Scratch: new(int64)}
+		scratcher, ok := m.Device.(tensor.Scratcher)
+		d.Device = dry.Remote{Scratch: new(int64), Blocks: ok && scratcher.RowsInBlocks()}
 	}
 	if layout == nil {
 		return &d, nil, nil

@@ -97,17 +97,23 @@ func (t *Attention) products(p *Pass, a *AttentionActivations) (queries, keys, v
 
 // Forward implements Sublayer. Keys and values of the rows go to the pages.
 func (t *Attention) Forward(p *Pass, out, h tensor.Tensor, activations Activations) error {
+	_, err := t.forwardAdding(p, out, tensor.Tensor{}, h, activations)
+	return err
+}
+
+// forwardAdding implements adder; an add without a buffer is none.
+func (t *Attention) forwardAdding(p *Pass, out, add, h tensor.Tensor, activations Activations) (added bool, err error) {
 	a := activations.(*AttentionActivations)
 	if err := t.reserve(p, h.Rows, a); err != nil {
-		return err
+		return false, err
 	}
 	mark := p.Temp.Mark()
 	queries, keys, values, err := t.products(p, a)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if err := p.linears(h, application{&t.Q, queries, &a.qa}, application{&t.K, keys, &a.ka}, application{&t.V, values, &a.va}); err != nil {
-		return err
+		return false, err
 	}
 	heads := t.heads(p, queries, keys)
 	heads.Values = values
@@ -118,19 +124,19 @@ func (t *Attention) Forward(p *Pass, out, h tensor.Tensor, activations Activatio
 		heads.KeptKeys = a.keys
 	}
 	if err := p.turnHeads(a.q, heads, t.Layer); err != nil {
-		return err
+		return false, err
 	}
 	o, err := p.unrounded(a.o)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if err := p.attention(t, a.o, o, a.lse, a.q); err != nil {
-		return err
+		return false, err
 	}
-	if err := p.linears(a.o, application{&t.O, out, &a.oa}); err != nil {
-		return err
+	if added, err = p.linearAdding(a.o, add, application{&t.O, out, &a.oa}); err != nil {
+		return false, err
 	}
-	return p.Temp.Release(mark)
+	return added, p.Temp.Release(mark)
 }
 
 // Backward implements Sublayer.

@@ -77,6 +77,56 @@ func (p *Pass) keptType(layers ...*Linear) tensor.DType {
 	return tensor.BFloat16
 }
 
+// finisher is the device, if it gains from products that end in what layers do next.
+func (p *Pass) finisher() tensor.Finisher {
+	if f, ok := p.Device.(tensor.Finisher); ok && f.Finishes() {
+		return f
+	}
+	return nil
+}
+
+// adder is a sublayer that can have what its output is added to added by its last product.
+type adder interface {
+	// forwardAdding is Sublayer.Forward and then Device.Add(out, add); added says whether that was done as well.
+	forwardAdding(p *Pass, out, add, h tensor.Tensor, a Activations) (added bool, err error)
+}
+
+// forwardAdding is the sublayer's Forward, and adds x to out where that costs no pass over memory of its own; added says whether it did.
+func (p *Pass) forwardAdding(s Sublayer, out, x, h tensor.Tensor, a Activations) (added bool, err error) {
+	if t, ok := s.(adder); ok && p.finisher() != nil {
+		return t.forwardAdding(p, out, x, h, a)
+	}
+	return false, s.Forward(p, out, h, a)
+}
+
+// linearAdding is linears of one layer, and Device.Add(l.y, add) where add has a buffer and a Finisher does both at once; added says whether it did.
+func (p *Pass) linearAdding(x, add tensor.Tensor, l application) (added bool, err error) {
+	f := p.finisher()
+	if f == nil || add.Buffer == nil {
+		return false, p.linears(x, l)
+	}
+	return p.linearsEnding(func(stages ...[]tensor.Multiplication) error { return f.MatMulsAdd(add, stages...) }, x, l)
+}
+
+// linearsGated is linears of gate and up and then swiGLUKeep, at once where a Finisher does that. What gate and up hold afterwards is undefined but for what they are kept in.
+func (p *Pass) linearsGated(h, hidden, keptGate, keptUp tensor.Tensor, gate, up application) error {
+	f := p.finisher()
+	var end func(stages ...[]tensor.Multiplication) error
+	if kept := keptGate.DType == tensor.BFloat16; f != nil && hidden.DType == tensor.BFloat16 && (kept || !p.Keeps) { // gate and up of float32 are what is kept themselves
+		end = func(stages ...[]tensor.Multiplication) error {
+			if !kept {
+				return f.MatMulsGated(hidden, tensor.Tensor{}, tensor.Tensor{}, stages...)
+			}
+			return f.MatMulsGated(hidden, keptGate, keptUp, stages...)
+		}
+	}
+	ended, err := p.linearsEnding(end, h, gate, up)
+	if ended || err != nil {
+		return err
+	}
+	return p.swiGLUKeep(hidden, keptGate, keptUp, gate.y, up.y)
+}
+
 // unrounded is memory for what is kept as x before it is rounded: x itself where it is not.
 func (p *Pass) unrounded(x tensor.Tensor) (tensor.Tensor, error) {
 	if x.DType != tensor.BFloat16 {

@@ -64,6 +64,12 @@ func (l *Linear) reserve(p *Pass, rows int, a *LinearActivations) error {
 // linears is Forward of layers that have x in common and what they keep reserved, all at once unless that is more than a step: x is packed for all of them together, with few rows the time of reading the weights is all there is, and with small
 // matrices so would waiting between products be.
 func (p *Pass) linears(x tensor.Tensor, layers ...application) error {
+	_, err := p.linearsEnding(nil, x, layers...)
+	return err
+}
+
+// linearsEnding is linears whose products end does instead of Device.MatMuls, together with what comes next, where they are all at once and the layers' outputs are theirs; ended says whether it did. nil: there is no other end.
+func (p *Pass) linearsEnding(end func(stages ...[]tensor.Multiplication) error, x tensor.Tensor, layers ...application) (ended bool, err error) {
 	work := 0.0
 	atOnce := true
 	for _, l := range layers {
@@ -71,14 +77,17 @@ func (p *Pass) linears(x tensor.Tensor, layers ...application) error {
 		if _, ok := l.Weight.(Streamed); ok {
 			atOnce = false
 		}
+		if l.Bias.Buffer != nil {
+			end = nil
+		}
 	}
 	if !atOnce || p.StepWork > 0 && work > p.StepWork {
 		for _, l := range layers {
 			if err := l.forward(p, l.y, x, l.a); err != nil {
-				return err
+				return false, err
 			}
 		}
-		return nil
+		return false, nil
 	}
 	reduces := layers[0].reduces(p) // all of them do, or none: they have x in common
 	p.matMuls, p.expansions = p.matMuls[:0], p.expansions[:0]
@@ -97,27 +106,33 @@ func (p *Pass) linears(x tensor.Tensor, layers ...application) error {
 	p.stages = append(p.stages[:0], p.matMuls)
 	if reduces {
 		if err := p.Device.MatMuls(p.stages...); err != nil {
-			return err
+			return false, err
 		}
 		for _, l := range layers {
 			if err := l.reduce(p, l.y, l.a); err != nil {
-				return err
+				return false, err
 			}
 		}
 		p.stages = p.stages[:0]
 	}
 	p.stages = append(p.stages, p.expansions)
+	if end != nil && !reduces {
+		if err := end(p.stages...); err != nil {
+			return false, err
+		}
+		return true, p.did(work)
+	}
 	if err := p.Device.MatMuls(p.stages...); err != nil {
-		return err
+		return false, err
 	}
 	for _, l := range layers {
 		if l.Bias.Buffer != nil {
 			if err := p.Device.AddRow(l.y, l.Bias); err != nil {
-				return err
+				return false, err
 			}
 		}
 	}
-	return p.did(work)
+	return false, p.did(work)
 }
 
 // Forward writes y (rows × out) for x (rows × in).

@@ -60,16 +60,31 @@ func (m *MLP) Forward(p *Pass, out, h tensor.Tensor, activations Activations) er
 	return m.forward(p, out, h, a)
 }
 
+// forwardAdding implements adder.
+func (m *MLP) forwardAdding(p *Pass, out, add, h tensor.Tensor, activations Activations) (added bool, err error) {
+	a := activations.(*mlpActivations)
+	if err := m.reserve(p, h.Rows, a); err != nil {
+		return false, err
+	}
+	return m.products(p, out, add, h, a)
+}
+
 // forward is Forward with what is kept reserved.
 func (m *MLP) forward(p *Pass, out, h tensor.Tensor, a *mlpActivations) error {
+	_, err := m.products(p, out, tensor.Tensor{}, h, a)
+	return err
+}
+
+// products is forward, and adds add to out, if both have buffers and that costs no pass of its own: added says so.
+func (m *MLP) products(p *Pass, out, add, h tensor.Tensor, a *mlpActivations) (added bool, err error) {
 	mark := p.Temp.Mark()
 	gate, err := p.unrounded(a.gate)
 	if err != nil {
-		return err
+		return false, err
 	}
 	up, err := p.unrounded(a.up)
 	if err != nil {
-		return err
+		return false, err
 	}
 	hiddenType := tensor.Float32
 	if a.share.whole() {
@@ -77,28 +92,25 @@ func (m *MLP) forward(p *Pass, out, h tensor.Tensor, a *mlpActivations) error {
 	}
 	hidden, err := p.Temp.GetAs(hiddenType, gate.Rows, gate.Cols)
 	if err != nil {
-		return err
+		return false, err
 	}
-	if err := p.linears(h, application{&m.Gate, gate, &a.ga}, application{&m.Up, up, &a.ua}); err != nil {
-		return err
-	}
-	if err := p.swiGLUKeep(hidden, a.gate, a.up, gate, up); err != nil {
-		return err
+	if err := p.linearsGated(h, hidden, a.gate, a.up, application{&m.Gate, gate, &a.ga}, application{&m.Up, up, &a.ua}); err != nil {
+		return false, err
 	}
 	if !a.share.whole() {
 		if err := p.Device.Spread(hidden, hidden, a.share.p, a.share.table, false); err != nil {
-			return err
+			return false, err
 		}
 	}
 	if out.Buffer == nil {
 		err = m.Down.inner(p, hidden, &a.da)
 	} else {
-		err = p.linears(hidden, application{&m.Down, out, &a.da})
+		added, err = p.linearAdding(hidden, add, application{&m.Down, out, &a.da})
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
-	return p.Temp.Release(mark)
+	return added, p.Temp.Release(mark)
 }
 
 // Backward implements Sublayer. The gated product is computed again, not kept.

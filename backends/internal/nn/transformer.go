@@ -56,23 +56,31 @@ func (l *TransformerLayer) Forward(p *Pass, out, x tensor.Tensor, activations Ac
 	if err := l.InputNorm.Forward(p, h, x); err != nil {
 		return err
 	}
-	if err := l.Mixer.Forward(p, a.middle, h, a.mixer); err != nil {
+	added, err := p.forwardAdding(l.Mixer, a.middle, x, h, a.mixer)
+	if err != nil {
 		return err
 	}
-	if err := p.addNorm(&l.MixerNorm, h, a.middle, x); err != nil {
+	if added {
+		err = l.MixerNorm.Forward(p, h, a.middle)
+	} else {
+		err = p.addNorm(&l.MixerNorm, h, a.middle, x)
+	}
+	if err != nil {
 		return err
 	}
 	if err := p.yield(); err != nil {
 		return err
 	}
-	if err := l.MLP.Forward(p, out, h, a.mlp); err != nil {
+	if added, err = p.forwardAdding(l.MLP, out, a.middle, h, a.mlp); err != nil {
 		return err
 	}
 	if out.Buffer == nil {
 		return p.yield() // the activations are in Temp: whoever wants them releases it
 	}
-	if err := p.Device.Add(out, a.middle); err != nil {
-		return err
+	if !added {
+		if err := p.Device.Add(out, a.middle); err != nil {
+			return err
+		}
 	}
 	if err := p.yield(); err != nil {
 		return err

@@ -9,6 +9,8 @@ type Scratcher interface {
 	ReserveScratch(bytes int64) error
 	// ReleaseScratch gives that memory back to the device, for whatever it is asked for next.
 	ReleaseScratch()
+	// RowsInBlocks says whether products of many rows with large bfloat16 matrices have these in blocks of 64 × 64 first: they take BlockScratch beside ProductScratch.
+	RowsInBlocks() bool
 }
 
 const scratchUnit = 512 // bytes that scratch memory is given in
@@ -17,7 +19,7 @@ func inScratchUnits(bytes int64) int64 { return (bytes + scratchUnit - 1) / scra
 
 // ProductScratch is the most memory that MatMuls of these arguments takes at once on a Scratcher, or MatMulGroups or MatMul of one of them. Only shapes and types are looked at: the rows of x, beside those of a product of the
 // next stage that is added to the same y, which may be rounded while the first's are there; and all rows of a stage's products whose groups have few rows or few columns, which may be done together. Of a product of many rows with a matrix in eight bits, parts of that in bfloat16 as well.
-// What products by bulk copies take (cuda.ProductsBulk) is not counted: rows in blocks, beside the rounded ones where products of both kinds read them.
+// Where rows lie in blocks BlockScratch comes to it.
 func ProductScratch(stages ...[]Multiplication) int64 {
 	var most int64
 	for i, products := range stages {
@@ -39,6 +41,37 @@ func ProductScratch(stages ...[]Multiplication) int64 {
 		most = max(most, together)
 	}
 	return most
+}
+
+// BlockScratch is the most memory that MatMuls of these arguments takes at once for rows in blocks, on a Scratcher that has RowsInBlocks; MatMulsAdd and MatMulsGated likewise, with all rows of the second stage, which may be rounded beside
+// them.
+func BlockScratch(stages ...[]Multiplication) int64 {
+	var most int64
+	for i, products := range stages {
+		for _, p := range products {
+			bytes := blockBytes(p)
+			if bytes > 0 && i+1 < len(stages) {
+				for _, q := range stages[i+1] {
+					bytes += rowBytes(q)
+				}
+			}
+			most = max(most, bytes)
+		}
+	}
+	return most
+}
+
+// blockBytes is what the rows of a product take in blocks; 0 if it is not one of many rows with a matrix in blocks.
+func blockBytes(p Multiplication) int64 {
+	const side, tile = 64, 128
+	if len(p.Groups) != 1 {
+		return 0
+	}
+	g := p.Groups[0]
+	if m := g.Matrix; m.DType() != BFloat16 || ScaleColumns(m) != 0 || m.Out()%side != 0 || m.In()%side != 0 || g.To-g.From < tile {
+		return 0
+	}
+	return inScratchUnits(int64((p.X.Rows+tile-1)/tile*tile) * int64(p.X.Cols) * int64(BFloat16.Size()))
 }
 
 // RoutedScratch is the most memory that MatMulRouted of these products takes at once on a Scratcher: the rows of each x once.

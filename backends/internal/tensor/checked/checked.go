@@ -17,7 +17,7 @@ import (
 //   - Runs have rows; their Pages are as many as their positions need; KeysFrom, KeysTo, RowsFrom and RowsTo are set. Slices that hold groups and runs are the caller's and are used again in the next call.
 //   - Allocations are counted here, and Close comes once; after it nothing comes but Free of what was left.
 //
-// The result implements tensor.Drawer if kernels does, and tensor.OwnMemory, tensor.Neighbour, tensor.Linker, tensor.Differentiator, tensor.Recorder, tensor.Paced, tensor.Rated, tensor.Routed, tensor.Fuser, tensor.Keeper and tensor.Scratcher if it implements all twelve.
+// The result implements tensor.Drawer if kernels does, and tensor.OwnMemory, tensor.Neighbour, tensor.Linker, tensor.Differentiator, tensor.Recorder, tensor.Paced, tensor.Rated, tensor.Routed, tensor.Fuser, tensor.Keeper, tensor.Scratcher and tensor.Finisher if it implements all thirteen.
 func New(kernels tensor.Device) tensor.Device {
 	d := &device{kernels: kernels, name: kernels.Name()}
 	if r, ok := kernels.(remote); ok {

@@ -190,14 +190,22 @@ func (d *device) MatMulTransposedGroups(dx, dy tensor.Tensor, groups []tensor.Ro
 
 func (d *device) MatMuls(stages ...[]tensor.Multiplication) error {
 	c := d.check("matmuls")
+	if d.staged(&c, stages); c.err != nil || len(d.stages) == 0 {
+		return c.err
+	}
+	return d.kernels.MatMuls(d.stages...)
+}
+
+// staged checks the products of stages, of which d.stages has those with rows afterwards.
+func (d *device) staged(c *check, stages [][]tensor.Multiplication) {
 	d.products, d.ends, d.groups, d.stages = d.products[:0], d.ends[:0], d.groups[:0], d.stages[:0]
 	for _, products := range stages {
 		for i, p := range products {
 			from := len(d.groups)
-			d.appendGroups(&c, "y", "x", p.Y, p.X, p.Groups, p.Transposed)
+			d.appendGroups(c, "y", "x", p.Y, p.X, p.Groups, p.Transposed)
 			c.cut(d, products[:i], p, d.groups[from:])
 			if c.err != nil {
-				return c.err
+				return
 			}
 			d.products, d.ends = append(d.products, p), append(d.ends, len(d.groups))
 		}
@@ -217,10 +225,6 @@ func (d *device) MatMuls(stages ...[]tensor.Multiplication) error {
 			d.stages = append(d.stages, with)
 		}
 	}
-	if len(d.stages) == 0 {
-		return nil
-	}
-	return d.kernels.MatMuls(d.stages...)
 }
 
 // cut checks what a product says of its inner axis. groups are those that have rows; before is the stage before the product.

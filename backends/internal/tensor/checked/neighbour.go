@@ -2,7 +2,7 @@ package checked
 
 import "github.com/tinsmith/tinsmith/backends/internal/tensor"
 
-// remote is what devices have that are not the processor: memory of their own, work that goes on after an operation has returned, a library for what they exchange, draws, derivatives of losses, work that is given to them as a whole, operations that are one, a type of their own for what is kept, and memory that operations take beside their arguments.
+// remote is what devices have that are not the processor: memory of their own, work that goes on after an operation has returned, a library for what they exchange, draws, derivatives of losses, work that is given to them as a whole, operations that are one, a type of their own for what is kept, memory that operations take beside their arguments, and products that end in what comes next.
 type remote interface {
 	tensor.OwnMemory
 	tensor.Neighbour
@@ -16,6 +16,7 @@ type remote interface {
 	tensor.Fuser
 	tensor.Keeper
 	tensor.Scratcher
+	tensor.Finisher
 }
 
 // remoteDevice is device for kernels that are remote as well.

@@ -12,5 +12,8 @@ func (d *remoteDevice) ReserveScratch(bytes int64) error {
 	return d.remote.ReserveScratch(bytes)
 }
 
+// RowsInBlocks implements tensor.Scratcher.
+func (d *remoteDevice) RowsInBlocks() bool { return d.remote.RowsInBlocks() }
+
 // ReleaseScratch implements tensor.Scratcher.
 func (d *remoteDevice) ReleaseScratch() { d.remote.ReleaseScratch() }

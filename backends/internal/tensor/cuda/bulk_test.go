@@ -181,28 +181,32 @@ func operations(t *testing.T, d tensor.Device) (results map[string][]float32) {
 	return results
 }
 
+// bulkDevice opens a device with Options.Products, of which bulk copies have been found to be right and faster.
+func bulkDevice(t *testing.T, libraries []string, products string) tensor.Device {
+	t.Helper()
+	driver, err := cudart.Open(cudart.Options{Directories: libraries})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := openDevice(driver, 0, Options{Libraries: libraries, Products: products}, found(t, driver, times(2, 1)))
+	if err != nil {
+		driver.Close()
+		t.Fatal(err)
+	}
+	d := checked.New(&device{v: v.Device, driver: driver, name: "cuda:0"})
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
 // What a device computes with weights in blocks has the bits of one with weights row by row.
 func TestBulkOperations(t *testing.T) {
 	t.Setenv("FAKE_CUDA_ORDER", "20261127")
 	libraries := []string{shim.Require(t, shim.Options{})}
-	run := func(products string) map[string][]float32 {
-		driver, err := cudart.Open(cudart.Options{Directories: libraries})
-		if err != nil {
-			t.Fatal(err)
-		}
-		v, err := openDevice(driver, 0, Options{Libraries: libraries, Products: products}, found(t, driver, times(2, 1)))
-		if err != nil {
-			driver.Close()
-			t.Fatal(err)
-		}
-		d := checked.New(&device{v: v.Device, driver: driver, name: "cuda:0"})
-		t.Cleanup(func() {
-			if err := d.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-		return operations(t, d)
-	}
+	run := func(products string) map[string][]float32 { return operations(t, bulkDevice(t, libraries, products)) }
 	want := run(ProductsOwn)
 	file := filepath.Join(t.TempDir(), "kernels")
 	t.Setenv("FAKE_CUDA_KERNELS", file)

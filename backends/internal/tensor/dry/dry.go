@@ -16,6 +16,8 @@ type Remote struct {
 	Device
 	// Scratch, unless nil, becomes the most bytes that an operation has taken as a tensor.Scratcher, if that is more than it is.
 	Scratch *int64
+	// Blocks says that rows lie in blocks, as tensor.Scratcher has it.
+	Blocks bool
 }
 
 // Is tells whether a device computes nothing: it is one of this package's, or made of it, or says so.

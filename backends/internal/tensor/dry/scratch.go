@@ -8,6 +8,18 @@ func (Remote) ReserveScratch(int64) error { return nil }
 // ReleaseScratch implements tensor.Scratcher.
 func (Remote) ReleaseScratch() {}
 
+// RowsInBlocks implements tensor.Scratcher.
+func (r Remote) RowsInBlocks() bool { return r.Blocks }
+
+// products notes what products take.
+func (r Remote) products(stages ...[]tensor.Multiplication) error {
+	bytes := tensor.ProductScratch(stages...)
+	if r.Blocks {
+		bytes += tensor.BlockScratch(stages...)
+	}
+	return r.takes(bytes)
+}
+
 // takes notes what an operation takes.
 func (r Remote) takes(bytes int64) error {
 	if r.Scratch != nil {
@@ -28,7 +40,7 @@ func (r Remote) MatMulTransposed(dx, dy tensor.Tensor, w tensor.Matrix, accumula
 
 // MatMulGroups implements tensor.Device.
 func (r Remote) MatMulGroups(y, x tensor.Tensor, groups []tensor.RowGroup, accumulate bool) error {
-	return r.takes(tensor.ProductScratch([]tensor.Multiplication{{Y: y, X: x, Groups: groups, Accumulate: accumulate}}))
+	return r.products([]tensor.Multiplication{{Y: y, X: x, Groups: groups, Accumulate: accumulate}})
 }
 
 // MatMulTransposedGroups implements tensor.Device.
@@ -38,7 +50,7 @@ func (r Remote) MatMulTransposedGroups(dx, dy tensor.Tensor, groups []tensor.Row
 
 // MatMuls implements tensor.Device.
 func (r Remote) MatMuls(stages ...[]tensor.Multiplication) error {
-	return r.takes(tensor.ProductScratch(stages...))
+	return r.products(stages...)
 }
 
 // MatMulRouted implements tensor.Device.

@@ -1,0 +1,296 @@
+package cuda
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tinsmith/tinsmith/backends/internal/nn"
+	"github.com/tinsmith/tinsmith/backends/internal/tensor"
+	"github.com/tinsmith/tinsmith/cudart/shim"
+)
+
+// bench makes what a test multiplies on a device.
+type bench struct {
+	*testing.T
+	tensor.Device
+	random *rand.Rand
+}
+
+func (b *bench) ok(err error) {
+	b.Helper()
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+func (b *bench) filled(t tensor.DType, rows, cols int) tensor.Tensor {
+	b.Helper()
+	x, err := b.Alloc(tensor.Float32, rows, cols)
+	b.ok(err)
+	b.Cleanup(func() { b.Free(x) })
+	values := make([]float32, rows*cols)
+	for i := range values {
+		values[i] = float32(b.random.NormFloat64())
+	}
+	b.ok(b.Upload(x, values))
+	if t == tensor.Float32 {
+		return x
+	}
+	y, err := b.Alloc(t, rows, cols)
+	b.ok(err)
+	b.Cleanup(func() { b.Free(y) })
+	b.ok(b.Round(y, x))
+	return y
+}
+
+func (b *bench) matrix(out, in int) tensor.Matrix {
+	b.Helper()
+	m, err := b.NewMatrix(tensor.BFloat16, out, in)
+	b.ok(err)
+	b.Cleanup(m.Free)
+	b.ok(b.Repack(tensor.MatrixSource{Matrix: m, Src: b.filled(tensor.Float32, out, in)}))
+	return m
+}
+
+func (b *bench) values(x tensor.Tensor) []float32 {
+	b.Helper()
+	if x.DType == tensor.BFloat16 {
+		wide, err := b.Alloc(tensor.Float32, x.Rows, x.Cols)
+		b.ok(err)
+		defer b.Free(wide)
+		b.ok(b.Round(wide, x))
+		x = wide
+	}
+	v := make([]float32, x.Rows*x.Cols)
+	b.ok(b.Download(v, x))
+	return v
+}
+
+// finishes is what TestFinisher runs on both devices: products that end in what comes next, by the device if it finishes them and by separate operations else.
+func (b *bench) finishes() map[string][]float32 {
+	results := map[string][]float32{}
+	f := b.Device.(tensor.Finisher)
+	const wide = 256
+	for _, c := range []struct {
+		name     string
+		rows     int
+		adapters []int // the rows of each
+		x        tensor.DType
+		keeps    bool
+	}{
+		{"one adapter", 200, []int{200}, tensor.BFloat16, true},
+		{"none", 131, nil, tensor.Float32, false},
+		{"two adapters", 200, []int{70, 130}, tensor.BFloat16, true},
+		{"a part of the rows", 140, []int{30}, tensor.Float32, false},
+		{"few rows", 5, []int{5}, tensor.BFloat16, true},
+	} {
+		x := b.filled(c.x, c.rows, wide)
+		stage := func(base tensor.Matrix, y tensor.Tensor) (now []tensor.Multiplication, next *tensor.Multiplication) {
+			inner := b.filled(tensor.Float32, c.rows, 8)
+			var down, up []tensor.RowGroup
+			from := 0
+			for _, n := range c.adapters {
+				down = append(down, tensor.RowGroup{From: from, To: from + n, Matrix: b.matrix(8, wide), Factor: 0.5, Round: tensor.BFloat16})
+				up = append(up, tensor.RowGroup{From: from, To: from + n, Matrix: b.matrix(wide, 8)})
+				from += n
+			}
+			now = []tensor.Multiplication{{Y: y, X: x, Groups: []tensor.RowGroup{{To: c.rows, Matrix: base}}}}
+			if len(c.adapters) == 0 {
+				return now, nil
+			}
+			return append(now, tensor.Multiplication{Y: inner, X: x, Groups: down}), &tensor.Multiplication{Y: y, X: inner, Groups: up, Accumulate: true}
+		}
+		y, add := b.filled(tensor.Float32, c.rows, wide), b.filled(tensor.Float32, c.rows, wide)
+		now, next := stage(b.matrix(wide, wide), y)
+		stages := [][]tensor.Multiplication{now}
+		if next != nil {
+			stages = append(stages, []tensor.Multiplication{*next})
+		}
+		if f.Finishes() {
+			b.ok(f.MatMulsAdd(add, stages...))
+		} else {
+			b.ok(b.MatMuls(stages...))
+			b.ok(b.Add(y, add))
+		}
+		results[c.name+", added"] = b.values(y)
+
+		gate, up := b.filled(tensor.Float32, c.rows, wide), b.filled(tensor.Float32, c.rows, wide)
+		hidden, keptGate, keptUp := b.filled(tensor.BFloat16, c.rows, wide), b.filled(tensor.BFloat16, c.rows, wide), b.filled(tensor.BFloat16, c.rows, wide)
+		first, firstNext := stage(b.matrix(wide, wide), gate)
+		second, secondNext := stage(b.matrix(wide, wide), up)
+		stages = [][]tensor.Multiplication{slices.Concat(first[:1], second[:1], first[1:], second[1:])}
+		if firstNext != nil {
+			stages = append(stages, []tensor.Multiplication{*firstNext, *secondNext})
+		}
+		switch {
+		case f.Finishes() && c.keeps:
+			b.ok(f.MatMulsGated(hidden, keptGate, keptUp, stages...))
+		case f.Finishes():
+			b.ok(f.MatMulsGated(hidden, tensor.Tensor{}, tensor.Tensor{}, stages...))
+		default:
+			b.ok(b.MatMuls(stages...))
+			b.ok(b.Device.(tensor.Fuser).SwiGLUKeep(hidden, keptGate, keptUp, gate, up))
+		}
+		results[c.name+", gated"] = b.values(hidden)
+		if c.keeps {
+			results[c.name+", gate"], results[c.name+", up"] = b.values(keptGate), b.values(keptUp)
+		}
+	}
+	return results
+}
+
+// layer runs a layer forward, with what is kept and without, and backward. before comes before the first forward pass, after which nothing is noted of what it asks for.
+func (b *bench) layer(before func()) map[string][]float32 {
+	results := map[string][]float32{}
+	const rows, hidden, heads, dim, width, rank = 150, 256, 4, 64, 384, 8
+	linear := func(module, out, in int) nn.Linear { return nn.Linear{Weight: b.matrix(out, in), Module: module} }
+	norm := func() nn.RMSNorm { return nn.RMSNorm{Weight: b.filled(tensor.Float32, 1, hidden), Eps: 1e-6} }
+	rope, err := b.Alloc(tensor.Float32, 256, dim)
+	b.ok(err)
+	b.Cleanup(func() { b.Free(rope) })
+	modules := []nn.LoRA{}
+	for _, m := range [][2]int{{heads * dim, hidden}, {heads * dim, hidden}, {heads * dim, hidden}, {hidden, heads * dim}, {width, hidden}, {width, hidden}, {hidden, width}} {
+		modules = append(modules, nn.LoRA{A: b.matrix(rank, m[1]), B: b.matrix(m[0], rank), Scale: 0.5})
+	}
+	l := nn.TransformerLayer{
+		InputNorm: norm(), MixerNorm: norm(),
+		Mixer: &nn.Attention{Q: linear(0, heads*dim, hidden), K: linear(1, heads*dim, hidden), V: linear(2, heads*dim, hidden), O: linear(3, hidden, heads*dim), Heads: heads, KVHeads: heads, HeadDim: dim, Rope: rope, Scale: 0.125},
+		MLP:   &nn.MLP{Gate: linear(4, width, hidden), Up: linear(5, width, hidden), Down: linear(6, hidden, width)},
+	}
+	pages, err := b.NewPages(tensor.BFloat16, 1, 3, heads, dim)
+	b.ok(err)
+	b.Cleanup(pages.Free)
+	positions := make([]int32, rows)
+	for i := range positions {
+		positions[i] = int32(i)
+	}
+	x := b.filled(tensor.Float32, rows, hidden)
+	for _, keeps := range []bool{false, true} {
+		temp, keep := nn.NewArena(b.Device), nn.NewArena(b.Device)
+		p := nn.Pass{Device: b.Device, Temp: temp, Keep: keep, Keeps: keeps, Pages: pages, Positions: positions, Runs: []tensor.AttentionRun{{Count: rows, Pages: []int32{0, 1, 2}}},
+			Segments: []nn.Segment{{To: rows, Modules: modules}}}
+		out := b.filled(tensor.Float32, rows, hidden)
+		a := l.NewActivations()
+		if !keeps {
+			before()
+		}
+		b.ok(l.Forward(&p, out, x, a))
+		b.Setenv("FAKE_CUDA_KERNELS", "")
+		results[fmt.Sprint("forward, keeps ", keeps)] = b.values(out)
+		if keeps {
+			dx := b.filled(tensor.Float32, rows, hidden)
+			b.ok(l.Backward(&p, dx, x, a, true))
+			results["backward"] = b.values(dx)
+		}
+		temp.Free()
+		keep.Free()
+	}
+	return results
+}
+
+// What products by bulk copies end in has the bits of separate operations, by themselves and in a layer; where they do not fit, the operations are separate.
+func TestFinisher(t *testing.T) {
+	t.Setenv("FAKE_CUDA_ORDER", "20261127")
+	libraries := []string{shim.Require(t, shim.Options{})}
+	run := func(products string, kernels func()) map[string][]float32 {
+		b := &bench{t, bulkDevice(t, libraries, products), rand.New(rand.NewPCG(20261127, 6))}
+		results := b.finishes()
+		for name, v := range b.layer(kernels) {
+			results[name] = v
+		}
+		return results
+	}
+	want := run(ProductsOwn, func() {})
+	got := run(ProductsBulk, func() { // in a forward pass nothing is done by itself that products end in
+		file := filepath.Join(t.TempDir(), "kernels")
+		t.Setenv("FAKE_CUDA_KERNELS", file)
+		t.Cleanup(func() {
+			ran, err := os.ReadFile(file)
+			if err != nil || !strings.Contains(string(ran), "run product_bulk_gated\n") || strings.Contains(string(ran), "run add\n") || strings.Contains(string(ran), "run swiglu") {
+				t.Errorf("error %v; these ran: %s", err, ran)
+			}
+		})
+	})
+	if len(got) != len(want) || len(want) == 0 {
+		t.Errorf("%d results, want %d", len(got), len(want))
+	}
+	for name := range want {
+		if !slices.EqualFunc(got[name], want[name], func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }) {
+			t.Errorf("%s: other bits", name)
+		}
+	}
+}
+
+// With as much scratch memory as the contract says for rows in blocks no product asks the driver for memory.
+func TestBulkScratch(t *testing.T) {
+	t.Setenv("FAKE_CUDA_FAIL", "")
+	b := &bench{t, bulkDevice(t, []string{shim.Require(t, shim.Options{})}, ProductsBulk), rand.New(rand.NewPCG(20261127, 7))}
+	scratch, f := b.Device.(tensor.Scratcher), b.Device.(tensor.Finisher)
+	if !scratch.RowsInBlocks() {
+		t.Error("rows are not in blocks")
+	}
+	const rows, side, rank = 130, 256, 8
+	x, y, up, add := b.filled(tensor.Float32, rows, side), b.filled(tensor.Float32, rows, side), b.filled(tensor.Float32, rows, side), b.filled(tensor.Float32, rows, side)
+	hidden, inner, other := b.filled(tensor.BFloat16, rows, side), b.filled(tensor.Float32, rows, rank), b.filled(tensor.Float32, rows, rank)
+	product := func(y, x tensor.Tensor, out, in int, accumulate bool) tensor.Multiplication {
+		return tensor.Multiplication{Y: y, X: x, Groups: []tensor.RowGroup{{To: rows, Matrix: b.matrix(out, in)}}, Accumulate: accumulate}
+	}
+	one := [][]tensor.Multiplication{{product(y, x, side, side, false), product(inner, x, rank, side, false)}, {product(y, inner, side, rank, true)}}
+	two := [][]tensor.Multiplication{{one[0][0], product(up, x, side, side, false), one[0][1], product(other, x, rank, side, false)}, {one[1][0], product(up, other, side, rank, true)}}
+	for name, c := range map[string]struct {
+		stages [][]tensor.Multiplication
+		do     func() error
+	}{
+		"products":    {two, func() error { return b.MatMuls(two...) }},
+		"added":       {one, func() error { return f.MatMulsAdd(add, one...) }},
+		"gated":       {two, func() error { return f.MatMulsGated(hidden, tensor.Tensor{}, tensor.Tensor{}, two...) }},
+		"transposed":  {[][]tensor.Multiplication{{{Y: x, X: y, Groups: one[0][0].Groups, Transposed: true}}}, nil},
+		"one product": {one[:1], nil},
+	} {
+		if c.do == nil {
+			c.do = func() error { return b.MatMuls(c.stages...) }
+		}
+		b.ok(c.do()) // lists and the like are there then
+		scratch.ReleaseScratch()
+		b.Trim()
+		b.ok(scratch.ReserveScratch(tensor.ProductScratch(c.stages...) + tensor.BlockScratch(c.stages...)))
+		t.Setenv("FAKE_CUDA_FAIL", "cuMemAlloc_v2:1:2") // there is none
+		file := filepath.Join(t.TempDir(), "kernels")
+		t.Setenv("FAKE_CUDA_KERNELS", file)
+		err := c.do()
+		t.Setenv("FAKE_CUDA_FAIL", "")
+		ran, failed := os.ReadFile(file)
+		if err != nil || failed != nil || !strings.Contains(string(ran), "run product_bulk") || strings.Contains(string(ran), "run product_blocks") {
+			t.Errorf("%s: error %v, %v; these ran: %s", name, err, failed, ran)
+		}
+	}
+}
+
+// A device that does not finish products is asked for nothing else, and what cannot be finished is refused by name.
+func TestFinisherRefuses(t *testing.T) {
+	b := &bench{t, bulkDevice(t, []string{shim.Require(t, shim.Options{})}, ProductsOwn), rand.New(rand.NewPCG(20261127, 8))}
+	f := b.Device.(tensor.Finisher)
+	if f.Finishes() || b.Device.(tensor.Scratcher).RowsInBlocks() {
+		t.Error("products end in more without weights in blocks")
+	}
+	x, y, hidden := b.filled(tensor.Float32, 4, 16), b.filled(tensor.Float32, 4, 16), b.filled(tensor.BFloat16, 4, 16)
+	part := []tensor.Multiplication{{Y: y, X: x, Groups: []tensor.RowGroup{{To: 3, Matrix: b.matrix(16, 16)}}}}
+	whole := []tensor.Multiplication{{Y: y, X: x, Groups: []tensor.RowGroup{{To: 4, Matrix: b.matrix(16, 16)}}}}
+	for want, err := range map[string]error{
+		"the first product is not that of all rows with one matrix": f.MatMulsAdd(x, part),
+		"what is added is 4 × 8":                                    f.MatMulsAdd(b.filled(tensor.Float32, 4, 8), whole),
+		"there is no second product":                                f.MatMulsGated(hidden, tensor.Tensor{}, tensor.Tensor{}, whole),
+		"of gate and up one is kept and one is not":                 f.MatMulsGated(hidden, hidden, tensor.Tensor{}, append(whole, whole...)),
+		"hidden is float32: must be bfloat16":                       f.MatMulsGated(x, tensor.Tensor{}, tensor.Tensor{}, append(whole, whole...)),
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q in it", err, want)
+		}
+	}
+}
