@@ -8,19 +8,19 @@ import "C"
 
 import (
 	"bytes"
-	"compress/gzip"
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
 	"fmt"
-	"io"
 	"unsafe"
+
+	"github.com/klauspost/compress/zstd"
 )
 
 // The compiled kernels; kernels/make.sh makes them. Those that every architecture has are the same text for all but for the line that names it (make.sh
 // compares), so there is one file of them: they travel in every plugin.
 //
-//go:embed ptx/*.ptx.gz
+//go:embed ptx/*.ptx.zst
 var ptxFiles embed.FS
 
 // ptx gives the kernels for a compute capability: Hopper's own, or Ampere's, which the driver compiles for everything else from 8.0 on.
@@ -37,15 +37,20 @@ const commonModule = "sm_80"
 
 // module unpacks a file of PTX.
 func module(name string) ([]byte, error) {
-	packed, err := ptxFiles.ReadFile("ptx/" + name + ".ptx.gz")
+	packed, err := ptxFiles.ReadFile("ptx/" + name + ".ptx.zst")
 	if err != nil {
 		return nil, err
 	}
-	r, err := gzip.NewReader(bytes.NewReader(packed))
+	r, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1))
 	if err != nil {
 		return nil, fmt.Errorf("the kernels for %s: %w", name, err)
 	}
-	return io.ReadAll(r)
+	defer r.Close()
+	text, err := r.DecodeAll(packed, nil)
+	if err != nil {
+		return nil, fmt.Errorf("the kernels for %s: %w", name, err)
+	}
+	return text, nil
 }
 
 // KernelsHash is a hash of the kernels for devices like this one, those by warpgroups and by bulk copies included: what was found out about them holds for no others.
