@@ -77,43 +77,49 @@ const deltaWork = 7
 
 // Forward implements Sublayer. The runs' states and the ends of their inputs go on in the slots of the pass.
 func (d *DeltaNet) Forward(p *Pass, out, h tensor.Tensor, activations Activations) error {
+	_, err := d.forwardAdding(p, out, tensor.Tensor{}, h, activations)
+	return err
+}
+
+// forwardAdding implements adder; an add without a buffer is none.
+func (d *DeltaNet) forwardAdding(p *Pass, out, add, h tensor.Tensor, activations Activations) (added bool, err error) {
 	a := activations.(*DeltaNetActivations)
 	if err := d.reserve(p, h.Rows, a); err != nil {
-		return err
+		return false, err
 	}
 	mark := p.Temp.Mark()
 	q, k, v := d.parts(a.mixed)
 	if err := p.linears(h, application{&d.Q, q, &a.qa}, application{&d.K, k, &a.ka}, application{&d.V, v, &a.va}, application{&d.Z, a.z, &a.za}, application{&d.A, a.a, &a.aa}, application{&d.B, a.b, &a.ba}); err != nil {
-		return err
+		return false, err
 	}
 	var filtered, gated tensor.Tensor
 	if err := p.get(h.Rows, slot{&filtered, p.Temp, a.mixed.Cols}, slot{&gated, p.Temp, a.o.Cols}); err != nil {
-		return err
+		return false, err
 	}
 	states, tails := d.slots(p)
 	if err := p.Device.Conv(filtered, a.mixed, d.Filter, tails, p.StateRuns); err != nil {
-		return err
+		return false, err
 	}
 	in := d.inputs()
 	in.Mixed, in.A, in.B = filtered, a.a, a.b
 	if err := p.stateRuns(deltaWork*float64(in.StateSize()), func(runs []tensor.StateRun) error {
 		return p.Device.DeltaRule(a.o, in, states, runs)
 	}); err != nil {
-		return err
+		return false, err
 	}
 	if err := d.gate(p, gated, a); err != nil {
-		return err
+		return false, err
 	}
 	if out.Buffer == nil {
 		if err := d.O.inner(p, gated, &a.oa); err != nil {
-			return err
+			return false, err
 		}
-		return p.Temp.Release(mark)
+		return false, p.Temp.Release(mark)
 	}
-	if err := p.linears(gated, application{&d.O, out, &a.oa}); err != nil {
-		return err
+	if added, err = p.linearAdding(gated, add, application{&d.O, out, &a.oa}); err != nil {
+		return false, err
 	}
-	return p.Temp.Release(mark)
+	return added, p.Temp.Release(mark)
 }
 
 // gate norms and gates the outputs of the heads.

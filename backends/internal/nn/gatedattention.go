@@ -42,50 +42,56 @@ func (t *GatedAttention) reserve(p *Pass, rows int, a *GatedAttentionActivations
 
 // Forward implements Sublayer. Keys and values of the rows go to the pages.
 func (t *GatedAttention) Forward(p *Pass, out, h tensor.Tensor, activations Activations) error {
+	_, err := t.forwardAdding(p, out, tensor.Tensor{}, h, activations)
+	return err
+}
+
+// forwardAdding implements adder; an add without a buffer is none.
+func (t *GatedAttention) forwardAdding(p *Pass, out, add, h tensor.Tensor, activations Activations) (added bool, err error) {
 	a := activations.(*GatedAttentionActivations)
 	if err := t.reserve(p, h.Rows, a); err != nil {
-		return err
+		return false, err
 	}
 	mark := p.Temp.Mark()
 	var values, keys, gated tensor.Tensor
 	if err := p.get(h.Rows, slot{&values, p.Temp, a.keys.Cols}, slot{&keys, p.Temp, a.keys.Cols}, slot{&gated, p.Temp, a.o.Cols}); err != nil {
-		return err
+		return false, err
 	}
 	if err := p.linears(h, application{&t.Q, a.queries, &a.qa}, application{&t.K, a.keys, &a.ka}, application{&t.V, values, &a.va}); err != nil {
-		return err
+		return false, err
 	}
 	queries, gates := t.halves(a.queries)
 	if err := p.Device.RMSNorm(perHead(a.q, t.Heads), queries, t.QNorm.Weight, t.QNorm.Eps); err != nil {
-		return err
+		return false, err
 	}
 	if err := p.Device.RMSNorm(perHead(keys, t.KVHeads), perHead(a.keys, t.KVHeads), t.KNorm.Weight, t.KNorm.Eps); err != nil {
-		return err
+		return false, err
 	}
 	if err := p.Device.Rope(a.q, p.Positions, t.Rope, t.Heads, false); err != nil {
-		return err
+		return false, err
 	}
 	if err := p.Device.Rope(keys, p.Positions, t.Rope, t.KVHeads, false); err != nil {
-		return err
+		return false, err
 	}
 	if err := p.Device.WritePages(p.Pages, t.Layer, keys, values, p.Runs); err != nil {
-		return err
+		return false, err
 	}
 	if err := p.attention(&t.Attention, a.o, a.o, a.lse, a.q); err != nil {
-		return err
+		return false, err
 	}
 	if err := p.Device.SigmoidGate(perHead(gated, t.Heads), perHead(a.o, t.Heads), gates); err != nil {
-		return err
+		return false, err
 	}
 	if out.Buffer == nil {
 		if err := t.O.inner(p, gated, &a.oa); err != nil {
-			return err
+			return false, err
 		}
-		return p.Temp.Release(mark)
+		return false, p.Temp.Release(mark)
 	}
-	if err := p.linears(gated, application{&t.O, out, &a.oa}); err != nil {
-		return err
+	if added, err = p.linearAdding(gated, add, application{&t.O, out, &a.oa}); err != nil {
+		return false, err
 	}
-	return p.Temp.Release(mark)
+	return added, p.Temp.Release(mark)
 }
 
 // Backward implements Sublayer.

@@ -158,11 +158,8 @@ func (b *bench) layer(before func()) map[string][]float32 {
 	for _, m := range [][2]int{{heads * dim, hidden}, {heads * dim, hidden}, {heads * dim, hidden}, {hidden, heads * dim}, {width, hidden}, {width, hidden}, {hidden, width}} {
 		modules = append(modules, nn.LoRA{A: b.matrix(rank, m[1]), B: b.matrix(m[0], rank), Scale: 0.5})
 	}
-	l := nn.TransformerLayer{
-		InputNorm: norm(), MixerNorm: norm(),
-		Mixer: &nn.Attention{Q: linear(0, heads*dim, hidden), K: linear(1, heads*dim, hidden), V: linear(2, heads*dim, hidden), O: linear(3, hidden, heads*dim), Heads: heads, KVHeads: heads, HeadDim: dim, Rope: rope, Scale: 0.125},
-		MLP:   &nn.MLP{Gate: linear(4, width, hidden), Up: linear(5, width, hidden), Down: linear(6, hidden, width)},
-	}
+	attention := nn.Attention{Q: linear(0, heads*dim, hidden), K: linear(1, heads*dim, hidden), V: linear(2, heads*dim, hidden), O: linear(3, hidden, heads*dim), Heads: heads, KVHeads: heads, HeadDim: dim, Rope: rope, Scale: 0.125}
+	l := nn.TransformerLayer{InputNorm: norm(), MixerNorm: norm(), Mixer: &attention, MLP: &nn.MLP{Gate: linear(4, width, hidden), Up: linear(5, width, hidden), Down: linear(6, hidden, width)}}
 	pages, err := b.NewPages(tensor.BFloat16, 1, 3, heads, dim)
 	b.ok(err)
 	b.Cleanup(pages.Free)
@@ -191,6 +188,17 @@ func (b *bench) layer(before func()) map[string][]float32 {
 		temp.Free()
 		keep.Free()
 	}
+	gated := nn.GatedAttention{Attention: attention} // a mixer that is another one's, and adds itself
+	gated.Q = linear(0, 2*heads*dim, hidden)
+	ofHead := nn.RMSNorm{Weight: b.filled(tensor.Float32, 1, dim), Eps: 1e-6}
+	gated.QNorm, gated.KNorm = &ofHead, &ofHead
+	l.Mixer, modules[0].B = &gated, b.matrix(2*heads*dim, rank)
+	arena := nn.NewArena(b.Device)
+	defer arena.Free()
+	p := nn.Pass{Device: b.Device, Temp: arena, Keep: arena, Pages: pages, Positions: positions, Runs: []tensor.AttentionRun{{Count: rows, Pages: []int32{0, 1, 2}}}, Segments: []nn.Segment{{To: rows, Modules: modules}}}
+	out := b.filled(tensor.Float32, rows, hidden)
+	b.ok(l.Forward(&p, out, x, l.NewActivations()))
+	results["gated attention"] = b.values(out)
 	return results
 }
 
