@@ -180,19 +180,15 @@ type badAnswer struct {
 
 func (e *badAnswer) Error() string { return e.text }
 
-// tellTroubles writes a line for every model that does not answer as it should, and one for the store: who lists what there is wants to know. A server that does not say is none of its business.
-func tellTroubles(ctx context.Context, conn *connection, w io.Writer) {
+// tellTroubles gives the server's health, and writes a line for every model that does not answer as it should, and one for the store: who lists what there is wants to know. A server that does not say is none of its business.
+func tellTroubles(ctx context.Context, conn *connection, w io.Writer) (health serverHealth) {
 	res, err := conn.ask(ctx, http.MethodGet, "/healthz", nil, "")
 	if err != nil {
-		return
+		return health
 	}
 	defer res.Body.Close()
-	var health struct {
-		Storage struct{ State, Reason string }
-		Models  []struct{ Name, State, Reason string }
-	}
 	if json.NewDecoder(io.LimitReader(res.Body, 4<<20)).Decode(&health) != nil { // it has the same form with status 503
-		return
+		return serverHealth{}
 	}
 	tell := func(what, state, reason string) {
 		if state == "ready" || state == "ok" || state == "" {
@@ -207,6 +203,23 @@ func tellTroubles(ctx context.Context, conn *connection, w io.Writer) {
 	for _, m := range health.Models {
 		tell("model "+m.Name, m.State, m.Reason)
 	}
+	return health
+}
+
+// serverHealth is what commands show of /healthz.
+type serverHealth struct {
+	Storage struct{ State, Reason string }
+	Models  []struct{ Name, State, Reason, Products string }
+}
+
+// products says how the devices of a model multiply; "" where the server does not.
+func (h *serverHealth) products(model string) string {
+	for _, m := range h.Models {
+		if m.Name == model {
+			return m.Products
+		}
+	}
+	return ""
 }
 
 // since writes how long ago a time was, in at most seven characters.

@@ -394,6 +394,22 @@ func TestKeyIsNotSentOn(t *testing.T) {
 	}
 }
 
+// TestModelsTellProducts: of a base model the command says how its devices multiply, if its backend has told.
+func TestModelsTellProducts(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/healthz" {
+			_, _ = io.WriteString(w, `{"storage":{"state":"ok"},"models":[{"name":"base","state":"ready","products":"by warps (no Hopper)"},{"name":"other","state":"ready"}]}`)
+			return
+		}
+		_, _ = io.WriteString(w, `{"data":[{"id":"base"},{"id":"other"},{"id":"short","base_model":"base"}]}`)
+	}))
+	defer s.Close()
+	out, err := (&world{T: t, url: s.URL}).run(modelsCommand(), "")
+	if want := "base\n  base model\n  by warps (no Hopper)\nother\n  base model\nshort\n  alias of base\n"; err != nil || out != want {
+		t.Errorf("%q, error %v; want %q", out, err, want)
+	}
+}
+
 // TestServersControlNoTerminal: what a server says is written without what a terminal would obey.
 func TestServersControlNoTerminal(t *testing.T) {
 	const evil = "\\u001b]0;x\\u0007\\u009b31m"

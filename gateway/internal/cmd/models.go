@@ -31,7 +31,7 @@ func modelsCommand() *cobra.Command {
 		if err := conn.call(c.Context(), http.MethodGet, "/v1/models", nil, &answer); err != nil {
 			return err
 		}
-		tellTroubles(c.Context(), conn, c.ErrOrStderr())
+		health := tellTroubles(c.Context(), conn, c.ErrOrStderr())
 		w := shown{c.OutOrStdout()}
 		for _, m := range answer.Data {
 			kind := "base model"
@@ -42,6 +42,9 @@ func modelsCommand() *cobra.Command {
 				kind = "alias of " + m.Base
 			}
 			fmt.Fprintf(w, "%s\n  %s\n", m.ID, kind)
+			if text := health.products(m.ID); kind == "base model" && text != "" {
+				fmt.Fprintf(w, "  %s\n", text)
+			}
 			m.Origin.tell(w, "imported")
 			if text := m.text(); text != "" {
 				fmt.Fprintf(w, "  %s\n", text)

@@ -118,7 +118,7 @@ type Memory struct {
 // told takes the place of a reason in the answer to who is no administrator.
 const told = "an administrator's key is told why"
 
-// public is what everybody may know: the states, and not the reasons, in which there are paths, the database's address, what plugins wrote, and names of what tenants have.
+// public is what everybody may know: the states, and not the reasons, in which there are paths, the database's address, what plugins wrote, and names of what tenants have; nor why devices multiply as they do.
 func (h Health) public() Health {
 	if h.Storage.Reason != "" {
 		h.Storage.Reason = told
@@ -126,7 +126,8 @@ func (h Health) public() Health {
 	h.Models = slices.Clone(h.Models)
 	for i := range h.Models {
 		m := &h.Models[i]
-		reasons := []*string{&m.Reason, &m.LastLoss, &m.Products}
+		m.Products = ""
+		reasons := []*string{&m.Reason, &m.LastLoss}
 		m.Backends = slices.Clone(m.Backends)
 		for j := range m.Backends {
 			reasons = append(reasons, &m.Backends[j].Reason, &m.Backends[j].LastLoss)
