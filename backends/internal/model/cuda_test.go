@@ -59,6 +59,7 @@ func TestCUDAHybrid(t *testing.T) {
 		})
 		t.Run("sampler equals trainer", func(t *testing.T) { samplerEqualsTrainer(t, unpack(t, "qwen3.5"), few) })
 		t.Run("copies of states", TestStateCopies)
+		t.Run("fused equals separate", func(t *testing.T) { fusedEqualsSeparate(t, "qwen3.5") })
 		t.Run("batched decoding", func(t *testing.T) { batchedDecode(t, unpack(t, "qwen3.5"), 3, 4) })
 	})
 }
@@ -129,24 +130,53 @@ func samplerEqualsTrainer(t *testing.T, dir string, dtypes []tensor.DType) {
 	}
 }
 
-// fusedEqualsSeparate trains models on the device, and on one that looks as if it fused no operations; with what is kept, and with what is computed again.
+// finishing is a device that looks as if it gained from products that end in what comes next, and counts those.
+type finishing struct {
+	tensor.Finisher
+	added, gated int
+}
+
+func (*finishing) Finishes() bool { return true }
+
+func (f *finishing) MatMulsAdd(add tensor.Tensor, stages ...[]tensor.Multiplication) error {
+	f.added++
+	return f.Finisher.MatMulsAdd(add, stages...)
+}
+
+func (f *finishing) MatMulsGated(hidden, keptGate, keptUp tensor.Tensor, stages ...[]tensor.Multiplication) error {
+	f.gated++
+	return f.Finisher.MatMulsGated(hidden, keptGate, keptUp, stages...)
+}
+
+// fusedEqualsSeparate trains models on the device, on one that looks as if it fused no operations, and on one that is asked to finish products; with what is kept, and with what is computed again.
 func fusedEqualsSeparate(t *testing.T, names ...string) {
 	open := openDevice
 	defer func() { openDevice = open }()
 	for _, name := range names {
 		for _, d := range dtypes {
 			var first []float32
-			for _, fused := range []bool{true, false} {
+			for _, way := range []string{"fused", "separate", "finished"} {
+				var asked finishing
 				openDevice = func(t *testing.T, threads int) (tensor.Device, error) {
 					d, err := open(t, threads)
-					if err != nil || fused {
+					switch {
+					case err != nil || way == "fused":
 						return d, err
+					case way == "separate":
+						return struct {
+							tensor.Device
+							tensor.Differentiator
+							tensor.Keeper
+						}{d, d.(tensor.Differentiator), d.(tensor.Keeper)}, nil
 					}
+					asked.Finisher = d.(tensor.Finisher)
 					return struct {
 						tensor.Device
 						tensor.Differentiator
 						tensor.Keeper
-					}{d, d.(tensor.Differentiator), d.(tensor.Keeper)}, nil
+						tensor.Fuser
+						tensor.Finisher
+					}{d, d.(tensor.Differentiator), d.(tensor.Keeper), d.(tensor.Fuser), &asked}, nil
 				}
 				for _, recompute := range []bool{false, true} {
 					b := newBench(t, unpack(t, name), d, 1)
@@ -165,8 +195,11 @@ func fusedEqualsSeparate(t *testing.T, names ...string) {
 						first = result
 					}
 					if !slices.Equal(result, first) {
-						t.Errorf("%s, %v, fused %v, recompute %v: log-probabilities or gradients are others than those of fused operations and what is kept", name, d, fused, recompute)
+						t.Errorf("%s, %v, %s, recompute %v: log-probabilities or gradients are others than those of fused operations and what is kept", name, d, way, recompute)
 					}
+				}
+				if dense := name != "gpt-oss"; way == "finished" && (dense && asked.added == 0 || (asked.gated > 0) != (dense && d == tensor.BFloat16)) { // gpt-oss has biases, and experts
+					t.Errorf("%s, %v: %d products that are added, %d that are gated", name, d, asked.added, asked.gated)
 				}
 			}
 		}

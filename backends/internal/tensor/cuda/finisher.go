@@ -14,11 +14,16 @@ type ending struct {
 	tail int // the place of the second product in its stage; -1: there is none
 }
 
-// endingOf gives a product of the first stage so; false if what is added to it cannot be a tail.
+// endingOf gives a product of the first stage so; false if what is added to it cannot be a tail, or more than one product is.
 func (d *device) endingOf(p tensor.Multiplication, stages [][]tensor.Multiplication) (e ending, ok bool) {
 	e.tail = -1
 	if len(stages) > 1 {
 		e.tail = second(p, stages[1])
+		for k, q := range stages[1] {
+			if k != e.tail && q.Y == p.Y {
+				return e, false
+			}
+		}
 	}
 	if e.tail < 0 {
 		w := p.Groups[0].Matrix.(*matrix)
