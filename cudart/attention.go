@@ -225,6 +225,11 @@ func (v *Device) Attention(kept, o, lse, q View, qType Type, c Cache, layer int6
 	if err != nil {
 		return err
 	}
+	if k == kTensorAttention || k == kTensorAttention+1 {
+		if v.byWarpgroups(c) && mostItems > manyItems {
+			k, size = k+kGroupAttention-kTensorAttention, groupItems
+		}
+	}
 	l := lists(sequences)
 	l.cut(size, func(s C.sequence) (from, to int64) { return 0, int64(s.count) * group }, func(s C.sequence, item int64) int64 { return keysSeen(s, item, size, group) })
 	at, tiles, pages, release, err := v.put(l)
@@ -299,6 +304,19 @@ func (v *Device) AttentionBackward(dq, dk, dv, dout, o View, oType Type, lse, q 
 	if err := v.launch(kAttentionDelta, q.Rows, 1, 1, bytesIn(&a)); err != nil {
 		return err
 	}
+	pagesAtOnce := int64(1)
+	if v.byWarpgroups(c) {
+		rows, give, ok, err := v.roundedForAttention(dout, q, qType)
+		if err != nil {
+			return err
+		}
+		if ok { // else there is no memory for them
+			defer func() { err = errors.Join(err, give()) }()
+			keys, queries = keys+kGroupAttentionBackwardKeys-kTensorAttentionBackwardKeys, queries+kGroupAttentionBackwardQueries-kTensorAttentionBackwardQueries
+			queriesItems, pagesAtOnce = groupItems, groupPages
+			a.dout, a.q, a.q_type = rows[0].c(), rows[1].c(), C.BFLOAT16
+		}
+	}
 	l := lists(sequences)
 	for _, step := range []struct {
 		kernel int
@@ -308,7 +326,7 @@ func (v *Device) AttentionBackward(dq, dk, dv, dout, o View, oType Type, lse, q 
 		work   func(s C.sequence, unit int64) int64
 	}{
 		// The heads of a page are blocks after one another: with all pages of a head first, the longest ones of the last head would begin when the device is nearly done.
-		{keys, func(tiles int64) (x, y, z int64) { return tiles * c.Heads, 1, keysParts }, 1, pagesOf, rowsSeeing},
+		{keys, func(tiles int64) (x, y, z int64) { return tiles * c.Heads, 1, keysParts }, pagesAtOnce, pagesOf, rowsSeeing},
 		{queries, func(tiles int64) (x, y, z int64) { return tiles, c.Heads, 1 }, queriesItems, func(s C.sequence) (from, to int64) {
 			return max(int64(s.keys_from), int64(s.rows_from)) * group, int64(s.rows_to) * group
 		}, func(s C.sequence, item int64) int64 { return keysSeen(s, item, queriesItems, group) }},

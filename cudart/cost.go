@@ -92,7 +92,7 @@ func init() {
 			return c
 		},
 		"outer_product": outerCost, "attention": attentionCost(false), "attention_few": attentionCost(false), "attention_part": attentionCost(true),
-		"tensor_attention": attentionCost(false), "tensor_attention_few": attentionCost(false), "tensor_attention_part": attentionCost(true),
+		"group_attention": attentionCost(false), "tensor_attention": attentionCost(false), "tensor_attention_few": attentionCost(false), "tensor_attention_part": attentionCost(true),
 		"attention_merge": rowCost(func(a *C.attention_arguments) float64 {
 			return 4*float64(a.q.rows*a.c.heads*a.group*a.part_count*(a.c.dim+2)) + float32s(a.o)
 		}),
@@ -175,7 +175,7 @@ func init() {
 		if keys {
 			name = "attention_backward_keys"
 		}
-		costs[name], costs["tensor_"+name] = attentionBackwardCost(keys), attentionBackwardCost(keys)
+		costs[name], costs["tensor_"+name], costs["group_"+name] = attentionBackwardCost(keys), attentionBackwardCost(keys), attentionBackwardCost(keys)
 	}
 }
 

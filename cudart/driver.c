@@ -26,13 +26,14 @@ cuda_result cuda_device_open(device *v) {
 cuda_result cuda_device_close(device *v) {
   if (!v->context) return 0;
   cuda_result first = v->d->cuCtxSetCurrent(v->context), code = 0;
-  for (int i = 0; i < 3; i++)
+  for (int i = 0; i < MODULE_LIMIT; i++)
     if (v->modules[i] && (code = v->d->cuModuleUnload(v->modules[i])) && !first) first = code;
   if (v->stream && (code = v->d->cuStreamDestroy_v2(v->stream)) && !first) first = code;
   if (v->aside && (code = v->d->cuStreamDestroy_v2(v->aside)) && !first) first = code;
   if ((code = v->d->cuCtxSetCurrent(NULL)) && !first) first = code;
   if ((code = v->d->cuDevicePrimaryCtxRelease_v2(v->handle)) && !first) first = code;
-  v->modules[0] = v->modules[1] = v->modules[2] = v->stream = v->aside = v->context = NULL;
+  for (int i = 0; i < MODULE_LIMIT; i++) v->modules[i] = NULL;
+  v->stream = v->aside = v->context = NULL;
   return first;
 }
 

@@ -100,14 +100,14 @@ enum { CUDA_FUNCTION_COUNT = 0 CUDA_FUNCTIONS(CUDA_ONE) CUDA_GRAPH_FUNCTIONS(CUD
 #undef CUDA_ONE
 extern const library_function cuda_functions[CUDA_FUNCTION_COUNT];
 
-enum { KERNEL_LIMIT = 192 };
+enum { KERNEL_LIMIT = 208, MODULE_LIMIT = 4 };
 
 // One device: its primary context, one stream, the kernels.
 typedef struct device {
   const driver *d;
   int ordinal, handle;
   void *context, *stream;
-  void *modules[3]; // those behind the first one, with kernels that not every device has, may be missing
+  void *modules[MODULE_LIMIT]; // those behind the first one, with kernels that not every device has, may be missing
   void *aside; // a second stream, made when it is first needed
   void *functions[KERNEL_LIMIT];
 } device;

@@ -216,6 +216,9 @@ const (
 
 // kernelOf gives kernel k of whichever module.
 func kernelOf(k int) kernel {
+	if k >= kGroupAttention {
+		return groupAttentionKernels[k-kGroupAttention]
+	}
 	if k >= kBulk {
 		return bulkKernels[k-kBulk]
 	}

@@ -15,8 +15,8 @@ import (
 // warpgroupModule is their file.
 const warpgroupModule = "sm_90a_warpgroup"
 
-// kWarpgroup is the first of the numbers of its kernels, behind those of the first module; those for weights in blocks follow.
-const kWarpgroup = C.KERNEL_LIMIT - 8 - 32
+// kWarpgroup is the first of the numbers of its kernels, behind those of the first module; those for weights in blocks follow, and those of attention.
+const kWarpgroup = C.KERNEL_LIMIT - 8 - 32 - 16
 
 const (
 	kProductGroup = kWarpgroup + iota

@@ -26,6 +26,9 @@ func TestBulkMisuse(t *testing.T) {
 		notInitialised
 		twice
 		leftBehind
+		_
+		notPublished
+		notBegun
 	)
 	compiler, err := findCompiler()
 	if err != nil {
@@ -68,6 +71,10 @@ func TestBulkMisuse(t *testing.T) {
 		{"a cluster", "shared_by_two", nothing, []string{"right"}},
 		{"a half that no block brings", "shared_by_two", noRelease, []string{"0 arrivals and 1024 bytes are missing"}},
 		{"an arrival at a block that has ended", "shared_by_two", leftBehind, []string{"of block 0, which has ended"}},
+		{"left matrices in registers", "fragments", nothing, []string{"right"}},
+		{"products before the warpgroup's barrier", "fragments", noWait, []string{"of warpgroup"}},
+		{"products with what was not published", "fragments", notPublished, []string{"a product after copies that were not published"}},
+		{"products that were not begun", "fragments", notBegun, []string{"a product without begin_products"}},
 		{"phases that a thread missed", "phases", nothing, []string{"a wait for parity 0 after 3 phases, of which the thread has seen 0"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -232,7 +232,7 @@ func (p planned) modelFLOP() (flop float64) {
 		default:
 			flop += l.FLOP
 		}
-		if p.trains() && (strings.HasPrefix(l.Kernel, "tensor_attention") || strings.HasPrefix(l.Kernel, "attention")) && !strings.Contains(l.Kernel,
+		if p.trains() && (strings.HasPrefix(l.Kernel, "tensor_attention") || strings.HasPrefix(l.Kernel, "group_attention") || strings.HasPrefix(l.Kernel, "attention")) && !strings.Contains(l.Kernel,
 			"backward") {
 			flop += 2 * l.FLOP
 		}

@@ -63,6 +63,8 @@ var gpus = func() []gpu {
 		// With exp computed before it is selected; without, 215.
 		class{"tensor_attention_few,tensor_attention_part", 100, 0.8, 0}, class{"tensor_attention_backward_keys", 150, 1,
 			0}, class{"tensor_attention_backward_queries", 140, 1, 0}, class{"tensor_attention", 300, 1, 0},
+		// By warpgroups: the forward pass hides exp of one warpgroup behind products of the other. The gradient of keys reads as much of shared memory as its products take at full rate, that of queries two thirds of it.
+		class{"group_attention_backward_keys", 330, 1, 0}, class{"group_attention_backward_queries", 380, 1, 0}, class{"group_attention", 450, 1, 0},
 		class{"attention", 20, 0.8, 0}, // float32
 		// A token of one sequence is one chain of operations. Gradients are float32 without tensor cores, in blocks that are few.
 		class{"delta_rule", 25, 1, 0.11}, class{"delta_across", 20, 1, 0.05}, class{"delta", 20, 1, 0}, class{"conv", 30, 1, 0},

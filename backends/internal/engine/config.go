@@ -21,6 +21,7 @@ type Config struct {
 	Device           string       // "cpu", "cuda:N", "auto"; of one rank
 	CUDALibraries    []string     // folders that CUDA's libraries are looked for in before the system's
 	Products         string       // who multiplies bfloat16 weights on GPUs: "auto", "own", "cublaslt", "bulk"
+	Attention        string       // who computes attention of many rows on GPUs: "auto", "own", "warpgroups"
 	Weights          [][2]int     // shapes (out, in) of the model's bfloat16 weights, for devices that choose by them; no setting: known when a model is loaded
 	Training         [][]string   // devices that train, one group for each copy of the model, which is cut over the devices of its group
 	Sampling         [][]string   // devices that sample; none: those that train
@@ -57,7 +58,7 @@ const (
 // DefaultConfig gives the settings that hold where the section says nothing.
 func DefaultConfig() Config {
 	return Config{
-		Device: "auto", Products: productsAuto, Training: [][]string{{"auto"}}, Threads: runtime.GOMAXPROCS(0), Recompute: RecomputeAuto,
+		Device: "auto", Products: productsAuto, Attention: attentionAuto, Training: [][]string{{"auto"}}, Threads: runtime.GOMAXPROCS(0), Recompute: RecomputeAuto,
 		MaxBatch: 64, MaxWaiting: 4096, PrefillTokens: 512,
 	}
 }
@@ -96,6 +97,9 @@ func settings(plugin string) map[string]setting {
 		},
 		"products": func(c *Config, value json.RawMessage) error {
 			return choose(&c.Products, value, productsAuto, productsOwn, productsCuBLASLt, productsBulk)
+		},
+		"attention": func(c *Config, value json.RawMessage) error {
+			return choose(&c.Attention, value, attentionAuto, attentionOwn, attentionWarpgroups)
 		},
 		"threads":             integer(func(c *Config) *int { return &c.Threads }, 1, 1024),
 		"max_context_length":  integer(func(c *Config) *int { return &c.MaxContextLength }, 1, math.MaxInt32),

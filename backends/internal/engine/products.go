@@ -15,8 +15,18 @@ const (
 	productsBulk     = "bulk"
 )
 
+// The values of Config.Attention.
+const (
+	attentionAuto       = "auto"
+	attentionOwn        = "own"
+	attentionWarpgroups = "warpgroups"
+)
+
 // checkProducts refuses what is for GPUs where there is none.
 func (c *Config) checkProducts() error {
+	if c.Attention == attentionWarpgroups && c.Device != "auto" && !isCUDA(c.Device) {
+		return plugins.Invalidf("backend.attention", "is %s, which is for GPUs, and there is the device %q", c.Attention, c.Device)
+	}
 	if (c.Products == productsCuBLASLt || c.Products == productsBulk) && c.Device != "auto" && !isCUDA(c.Device) {
 		return plugins.Invalidf("backend.products", "is %s, which is for GPUs, and there is the device %q", c.Products, c.Device)
 	}

@@ -60,6 +60,7 @@ bool overlap(const void *a, const void *a_end, const void *b, const void *b_end)
 
 // each_part gives f the parts of shared memory that a product of the calling warpgroup reads of a matrix with so many rows, or columns, outside its 16 places of the inner axis.
 template <class F> void each_part(const Matrix &m, int outer, F f) {
+  if (!m.at) return; // in registers
   if (!m.down) {
     const unsigned char *at = (const unsigned char *)((uintptr_t)m.at & ~(uintptr_t)127);
     for (int o = 0; o < outer; o += 8) f(at + o / 8 * m.stride, at + o / 8 * m.stride + 1024);

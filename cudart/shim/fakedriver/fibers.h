@@ -20,7 +20,9 @@ struct Copy {
 struct Product {
   float *d;
   int columns;
+  bool anew;
   Matrix a, b;
+  uint16_t left[2][16]; // the lane's two rows of a left matrix that is a fragment
   int group;
 };
 // A barrier of a number of threads: those who come wait for the next turn.
@@ -37,8 +39,8 @@ struct Phases {
 struct Block {
   Index index;
   unsigned char *shared;
-  Barrier whole, warps[32];
-  unsigned warp_alive[32], alive;
+  Barrier whole, groups[8], warps[32]; // of all threads, of warpgroups, of warps
+  unsigned group_alive[8], warp_alive[32], alive;
   Slot slots[32][2][32];
 };
 struct Fiber {

@@ -99,6 +99,7 @@ void run_thread() {
   current->done = moved = true;
   Block &own = blocks[current->block];
   one_less(own.whole, own.alive);
+  one_less(own.groups[thread_index / 128], own.group_alive[thread_index / 128]);
   one_less(own.warps[thread_index / 32], own.warp_alive[thread_index / 32]);
   one_less(cluster_whole, cluster_alive);
   give_way();
@@ -147,6 +148,10 @@ uint64_t next_random(uint64_t &s) {
 void block_barrier() {
   Block &own = blocks[current->block];
   wait_at(own.whole, own.alive);
+}
+void group_barrier() {
+  Block &own = blocks[current->block];
+  wait_at(own.groups[thread_index / 128], own.group_alive[thread_index / 128]);
 }
 void warp_barrier() {
   Block &own = blocks[current->block];
@@ -201,14 +206,15 @@ uint16_t element(const Matrix &m, int outer, int inner) {
 void multiply(const Product &p) {
   const int lane = thread_index % 32, row = thread_index / 32 % 4 * 16 + lane / 4;
   uint16_t left[2][16], right[16];
-  for (int h = 0; h < 2; h++)
+  memcpy(left, p.left, sizeof left);
+  for (int h = 0; h < 2 && p.a.at; h++)
     for (int k = 0; k < 16; k++) left[h][k] = element(p.a, row + 8 * h, k);
   for (int j = 0; j < p.columns / 8; j++)
     for (int e = 0; e < 2; e++) {
       for (int k = 0; k < 16; k++) right[k] = element(p.b, 8 * j + lane % 4 * 2 + e, k);
       for (int h = 0; h < 2; h++) {
         float &d = p.d[4 * j + 2 * h + e];
-        d = sum_of_products(left[h], right, d);
+        d = sum_of_products(left[h], right, p.anew ? 0.0f : d);
       }
     }
 }
@@ -216,11 +222,13 @@ void multiply(const Product &p) {
 
 void publish() { current->hidden = false; }
 void begin_products() { current->begun = true; }
-void multiply_later(float *d, int columns, const Matrix &a, const Matrix &b) {
+void multiply_later(float *d, int columns, bool anew, const Matrix &a, const unsigned (*fragment)[4], const Matrix &b) {
   if (current->hidden) misuse("a product after copies that were not published");
   if (!current->begun) misuse("a product without begin_products");
   products_may_read(a, b, columns);
-  current->products.push_back({d, columns, a, b, current->product_groups});
+  Product p = {d, columns, anew, a, b, {}, current->product_groups};
+  if (fragment) rows_of_fragment(p.left, exchange(*fragment, sizeof *fragment), thread_index % 32);
+  current->products.push_back(p);
   if (!late) multiply(current->products.back());
 }
 void end_products() { current->product_groups++, current->begun = false; }
@@ -245,6 +253,7 @@ void run_cluster(Index first, int threads, uint64_t &order) {
     memset(b.shared, 0xff, shared_bytes);
     b.index = {first.x + r, first.y, first.z};
     b.alive = (unsigned)threads, b.whole = {};
+    for (int g = 0; g < (threads + 127) / 128; g++) b.groups[g] = {}, b.group_alive[g] = threads - 128 * g < 128 ? (unsigned)(threads - 128 * g) : 128;
     for (int w = 0; w < threads / 32; w++) b.warps[w] = {}, b.warp_alive[w] = 32;
     for (int i = 0; i < threads; i++) {
       Fiber &f = fibers[r * (size_t)threads + (size_t)i];

@@ -51,6 +51,7 @@ const Kernel *find(const char *name);
 const char *launch(const Kernel *k, Index grid, int threads, unsigned shared_bytes, const void *arguments, uint64_t order);
 
 void block_barrier();
+void group_barrier(); // of a warpgroup
 void warp_barrier();
 // exchange gives every lane's 32 bytes to every lane of the warp; the answer is valid until the calling thread's next but one exchange.
 typedef unsigned char Slot[32];
@@ -64,9 +65,16 @@ struct Matrix {
   unsigned leading, stride;
   bool down;
 };
+// rows_of_fragment gives a lane's two rows of a left operand, of which all lanes have given their fragments.
+static inline void rows_of_fragment(uint16_t (&left)[2][16], const Slot *all, int lane) {
+  for (int i = 0; i < 2; i++)
+    for (int t = 0; t < 4; t++)
+      for (int half = 0; half < 2; half++) memcpy(&left[i][half * 8 + t * 2], all[lane / 4 * 4 + t] + 4 * (i + 2 * half), 4);
+}
 void publish();
 void begin_products();
-void multiply_later(float *d, int columns, const Matrix &a, const Matrix &b);
+// Either a matrix or, where that has no address, a fragment of the warp's 16 rows is on the left. anew: d counts as zero.
+void multiply_later(float *d, int columns, bool anew, const Matrix &a, const unsigned (*fragment)[4], const Matrix &b);
 void end_products();
 void wait_for_products(int newest);
 float sum_of_products(const uint16_t *a, const uint16_t *b, float c); // 16 of each
@@ -152,10 +160,10 @@ static inline void multiply_16x8x16(float (&d)[4], const unsigned (&a)[4], unsig
   const shim::Slot *all = shim::exchange(mine, sizeof mine);
   const int lane = thread() & 31;
   uint16_t left[2][16], right[2][16]; // the two rows and the two columns of the lane's four elements
+  shim::rows_of_fragment(left, all, lane);
   for (int i = 0; i < 2; i++)
     for (int t = 0; t < 4; t++)
       for (int half = 0; half < 2; half++) {
-        memcpy(&left[i][half * 8 + t * 2], all[lane / 4 * 4 + t] + 4 * (i + 2 * half), 4);
         memcpy(&right[i][half * 8 + t * 2], all[(lane % 4 * 2 + i) * 4 + t] + 16 + 4 * half, 4);
       }
   for (int e = 0; e < 4; e++) d[e] = shim::sum_of_products(left[e / 2], right[e % 2], d[e]);
@@ -173,9 +181,15 @@ static inline void end_products() { shim::end_products(); }
 template <int newest> static inline void wait_for_products() { shim::wait_for_products(newest); }
 template <int n> static inline void finish_products(float (&)[n]) { shim::wait_for_products(0); }
 static inline int64_t fresh(int64_t v) { return v; }
+static inline void group_barrier() { shim::group_barrier(); }
 template <bool down, int n> static inline void multiply_group(float (&d)[n], const shared_matrix &a, const shared_matrix &b) {
-  shim::multiply_later(d, 2 * n, a, {b.at, b.leading, b.stride, down});
+  shim::multiply_later(d, 2 * n, false, a, nullptr, {b.at, b.leading, b.stride, down});
 }
+template <bool down, int n> static inline void multiply_group(float (&d)[n], const unsigned (&a)[4], const shared_matrix &b) {
+  shim::multiply_later(d, 2 * n, false, {}, &a, {b.at, b.leading, b.stride, down});
+}
+template <int n> static inline void multiply_anew(float (&d)[n], const shared_matrix &a, const shared_matrix &b) { shim::multiply_later(d, 2 * n, true, a, nullptr, b); }
+template <int n> static inline void multiply_anew(float (&d)[n], const unsigned (&a)[4], const shared_matrix &b) { shim::multiply_later(d, 2 * n, true, {}, &a, b); }
 
 // The words of bulk.h.
 typedef uint64_t mbarrier;

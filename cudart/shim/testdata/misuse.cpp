@@ -11,6 +11,7 @@ enum Wrong {
   NO_WAIT, EARLY_COPY, WRONG_PARITY, STILL_READ, // of turns
   ONE_ARRIVAL_MORE, NO_RELEASE, NOT_INITIALISED, TWICE, // of barriers
   LEFT_BEHIND, MISSED_PHASE,
+  NOT_PUBLISHED, NOT_BEGUN, // of products
 };
 typedef struct { uint64_t from, to; int32_t wrong, turns; } misuse_arguments;
 
@@ -46,7 +47,7 @@ KERNEL(ring, 160, misuse_arguments) {
     if (a.wrong != NO_WAIT) mbarrier_wait(full, a.wrong == WRONG_PARITY ? 0 : parity);
     begin_products();
     // Of 64 columns; the instruction has 128, of which the second half is of what lies behind the operands.
-    for (int d = 0; d < 4; d++) shim::multiply_later(sum, 64, {at + 32 * d, 16, 1024, false}, {at + TILE / 2 + 32 * d, 16, 1024, false});
+    for (int d = 0; d < 4; d++) shim::multiply_later(sum, 64, false, {at + 32 * d, 16, 1024, false}, nullptr, {at + TILE / 2 + 32 * d, 16, 1024, false});
     end_products();
     if (a.wrong != STILL_READ) finish_products(sum);
     if (lane() == 0 && a.wrong != NO_RELEASE) mbarrier_arrive(empty);
@@ -100,6 +101,36 @@ KERNEL(phases, 64, misuse_arguments) {
   if (thread() < a.turns) mbarrier_wait(room, 0);
 }
 
+// Two warpgroups multiply fragments, each with a right matrix that its threads bring and that they wait for among themselves; the first of them does so twice as often. The results are those of both matrices, and of twice the first one's
+// where it begins anew.
+KERNEL(fragments, 256, misuse_arguments) {
+  DYNAMIC_SHARED(unsigned char, room);
+  unsigned char *at = round_up(room) + warp() / 4 * (TILE / 2);
+  const unsigned char *from = memory<const unsigned char>(a.from);
+  const int number = warp() / 4, who = thread() % 128, row = warp() % 4 * 16 + lane() / 4;
+  float sum[32] = {};
+  for (int turn = number; turn < 2; turn++) {
+    for (int i = 0; i < 50 && a.wrong == NO_WAIT && warp() % 4; i++) warp_barrier(); // later than the first warp
+    for (int e = who; e < 512; e += 128) copy_async(at + 16 * e, from + TILE / 2 + number * TILE + 16 * e, true);
+    copy_async_commit();
+    copy_async_wait<0>();
+    if (a.wrong != NOT_PUBLISHED) publish();
+    if (a.wrong != NO_WAIT) group_barrier();
+    if (a.wrong != NOT_BEGUN) begin_products();
+    for (int d = 0; d < 4; d++) {
+      unsigned left[4]; // of the matrix without a pattern
+      for (int i = 0; i < 4; i++) left[i] = *(const unsigned *)(from + number * TILE + ((row + i % 2 * 8) * 64 + 16 * d + i / 2 * 8 + lane() % 4 * 2) * 2);
+      const shared_matrix right = further(along_rows(at), 32 * d);
+      if (d == 0) multiply_anew(sum, left, right);
+      else multiply_group<false>(sum, left, right);
+    }
+    end_products();
+    finish_products(sum);
+    group_barrier();
+  }
+  for (int i = 0; i < 32; i++) memory<float>(a.to)[thread() * 32 + i] = sum[i];
+}
+
 int main(int, char **argv) {
   const shim::Kernel *k = shim::find(argv[1]);
   const bool ring = !strcmp(argv[1], "ring"), two = !strcmp(argv[1], "shared_by_two");
@@ -128,5 +159,15 @@ int main(int, char **argv) {
           if (!(got > want * 0.99999 && got < want * 1.00001)) return printf("element (%d, %d) is %g, want %g\n", row, column, got, want), 0;
         }
   }
+  if (!strcmp(argv[1], "fragments"))
+    for (int thread = 0; thread < 256; thread++)
+      for (int i = 0; i < 32; i++) {
+        const int number = thread / 128, l = thread % 32, row = thread / 32 % 4 * 16 + l / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (l % 4) + i % 2;
+        const uint16_t *left = from + number * TILE / 2, *right = left + TILE / 4;
+        double want = 0;
+        for (int k = 0; k < 64; k++) want += (double)bits<float>((uint32_t)left[row * 64 + k] << 16) * bits<float>((uint32_t)right[column * 64 + ((k / 8) ^ (column % 8)) * 8 + k % 8] << 16);
+        const double got = to[thread * 32 + i];
+        if (!(got > want * 0.99999 && got < want * 1.00001)) return printf("element (%d, %d) of warpgroup %d is %g, want %g\n", row, column, number, got, want), 0;
+      }
   puts("right");
 }

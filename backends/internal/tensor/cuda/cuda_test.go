@@ -155,6 +155,26 @@ func TestWarpgroupsSanitizer(t *testing.T) {
 	}
 }
 
+// So does attention by warpgroups, which also says how long it takes. With E2E_LEVEL=all only: it takes a minute.
+func TestAttentionSanitizer(t *testing.T) {
+	if os.Getenv("E2E_LEVEL") != "all" {
+		t.Skip("runs with E2E_LEVEL=all")
+	}
+	dir := shim.Require(t, shim.Options{Sanitize: true})
+	environment, err := shim.SanitizerEnvironment(t.Context())
+	if err != nil {
+		t.Skip(err)
+	}
+	for _, variable := range append(environment, "FAKE_CUDA_ORDER=20261128") {
+		name, value, _ := strings.Cut(variable, "=")
+		t.Setenv(name, value)
+	}
+	found, err := cuda.CheckAttention(0, []string{dir})
+	if err != nil || found.Forward.Groups <= 0 || found.Backward.Groups <= 0 {
+		t.Errorf("%+v, error %v", found, err)
+	}
+}
+
 // On a machine with a GPU the same holds there.
 func TestOperationsOnDevice(t *testing.T) {
 	if err := cuda.Available(nil); err != nil {

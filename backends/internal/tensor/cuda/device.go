@@ -31,6 +31,8 @@
 // With Options.Products of ProductsBulk, matrices of bfloat16 whose sides are multiples of 64 lie in blocks of 64 × 64, in which bulk copies bring them to the warpgroups of Hopper, of either orientation; kernels by warps read the same
 // blocks. It is for devices where a check in another process finds the same bits, and less time, when they are opened; nobody has run it on a GPU.
 //
+// With Options.Attention of AttentionWarpgroups, attention of many rows and its gradient are by the warpgroups of Hopper for heads of up to 128 elements, likewise where a check in another process finds the same bits and less time.
+//
 // cuBLASLt may compute products of at least 128 rows with a model's weights. A row's bits may not depend on the rows beside it, and the library chooses the tile, the instruction and the cut of the inner axis by the whole
 // product's shape: so it gets no workspace, may neither cut the inner axis nor reduce, keeps one algorithm for each shape and class of rows, and is used only for shapes whose bits another process has compared with the
 // kernels' on this device when it was opened, or before (Options.Remember), by the very algorithm that process used; what differs stays with the kernels. An adapter's product, which rides in the kernels', needs a launch of its own behind it: where that takes longer they compute both. It adds what an output holds at the end of a sum, where the kernels begin with that, so products that are added to an output most likely stay with the kernels.
@@ -57,6 +59,8 @@ type Options struct {
 	Libraries []string
 	// Products says who computes products with bfloat16 weights of many rows: ProductsAuto, ProductsOwn, ProductsCuBLASLt, ProductsBulk. Empty means own.
 	Products string
+	// Attention says who computes attention of many rows over bfloat16 pages: AttentionAuto, AttentionOwn, AttentionWarpgroups. Empty means own.
+	Attention string
 	// Weights are the shapes of the model's weights, each an Out and an In: cuBLASLt is checked, and used, for no others.
 	Weights [][2]int
 	// Remember is a folder, made if need be, where what was found out about products on a device is kept, so that it need not be found out at the next start: of the same device, kernels, driver, library and shapes. Empty: nowhere.

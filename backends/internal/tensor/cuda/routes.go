@@ -15,6 +15,8 @@ type Routes struct {
 	WithoutWarpgroups string
 	// Bulk says that weights lie in blocks, and that products with them are by bulk copies (ProductsBulk).
 	Bulk bool
+	// Attention says that attention of many rows, and its gradient, are by warpgroups (AttentionWarpgroups).
+	Attention bool
 	// CuBLASLt is the version of the library if it computes products of Used of the model's Shapes, in both orientations and by classes of rows: of Apart
 	// of them also where an adapter's product would ride in the kernels'. If it
 	// computes none it is empty, and WithoutCuBLASLt says why.
@@ -33,6 +35,9 @@ func (r Routes) String() string {
 	}
 	if r.Bulk {
 		text = "products of many rows by bulk copies; others: " + text
+	}
+	if r.Attention {
+		text = "attention by warpgroups; " + text
 	}
 	if r.CuBLASLt != "" {
 		return fmt.Sprintf("%s, and by cuBLASLt %s in %d of %d shapes, of which %d with an adapter's product behind it", text, r.CuBLASLt, r.Used, r.Shapes, r.Apart)

@@ -35,6 +35,7 @@ type checkTask struct {
 	Libraries []string
 	CuBLASLt  *cublasltTask // nil: warpgroups are checked
 	Bulk      *bulkTask     // not nil: bulk copies are
+	Attention bool          // attention by warpgroups is
 }
 
 func init() {
@@ -71,6 +72,8 @@ func checkHere(text string) error {
 		err = task.checkCuBLASLt(driver, v)
 	case task.Bulk != nil:
 		err = task.Bulk.check(v)
+	case task.Attention:
+		err = checkAttention(v)
 	default:
 		err = v.CheckWarpgroups()
 	}
@@ -137,6 +140,7 @@ type known struct {
 	warpgroups findings[verdict]
 	cublaslt   findings[cublasltFinding]
 	bulk       findings[bulkFinding]
+	attention  findings[attentionFinding]
 }
 
 var checks known
@@ -193,6 +197,11 @@ func openDevice(driver *cudart.Driver, ordinal int, o Options, known *known) (to
 			return to, err
 		}
 	}
+	if o.Attention == AttentionWarpgroups {
+		if err := o.attention(driver, info, ordinal, known); err != nil {
+			return to, err
+		}
+	}
 	use, err := o.cublaslt(driver, info, ordinal, groups.err == nil, known)
 	if err != nil {
 		return to, err
@@ -215,6 +224,13 @@ func openDevice(driver *cudart.Driver, ordinal int, o Options, known *known) (to
 			return opened{}, errors.Join(fmt.Errorf("%w: %w", ErrProducts, err), to.Close())
 		}
 		to.routes.Bulk, to.routes.Remembered = true, false
+	}
+	if o.Attention == AttentionWarpgroups {
+		if err := to.UseGroupAttention(true); err != nil {
+			use.library.Close()
+			return opened{}, errors.Join(fmt.Errorf("%w: %w", ErrAttention, err), to.Close())
+		}
+		to.routes.Attention, to.routes.Remembered = true, false
 	}
 	if len(use.products) > 0 {
 		if err := to.UseCuBLASLt(use.library, use.products, use.accumulate); err != nil {
