@@ -350,6 +350,7 @@ func (c *Core) rehome(r *run, to *slot, why string) {
 	r.home, r.moved = to, c.cfg.now()
 	r.homes++
 	r.adapter = fmt.Sprintf("%s@%d", r.ID, r.homes) // the old one may still be sampled from where it was
+	c.changed(r, changedRun)
 	r.model.wake()
 	c.proceed(from)
 	c.proceed(to)
