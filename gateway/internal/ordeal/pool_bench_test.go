@@ -11,7 +11,7 @@ import (
 
 // BenchmarkPool trains 16 runs at once with the real engine, in one backend with two threads and in two backends with one each. An iteration is a step of every run.
 func BenchmarkPool(b *testing.B) {
-	const runs, passes, sequences, tokens = 16, 2, 8, 256
+	const runs, passes, sequences, tokens = 16, 2, 4, 256
 	models := func(replicas, threads int) settings {
 		more := ofPool(replicas, settings{"plugin": "single", "threads": threads})
 		delete(more, "recovery") // as it is by default

@@ -95,7 +95,7 @@ type Config struct {
 	MaxSequenceBytes int64         // per owner: sequences of direct sampling that are kept to be trained on, for SamplesKept; beyond it the oldest go; 1 GiB
 	MaxQueuedSamples int           // per owner: samples accepted and not finished; 20,000
 	MaxQueuedBytes   int64         // over all owners: prompts of samples that are not finished; 256 MiB, and an equal part of it for each owner who comes when they are taken
-	MaxRunningSample int           // requests per backend given to the backend at a time, samples and direct ones apart; up to twice as many where owners who have few come late; 256
+	MaxRunningSample int           // requests given to each backend at a time, samples and direct ones apart; up to twice as many where owners who have few come late; 256
 	MaxQueuedOps     int           // per run: operations accepted and not finished; 4,096
 	MaxPassBytes     int64         // over all runs: data of passes that are not finished and held in memory; what is more is read from the journal when its turn comes; 1 GiB
 	MaxHotSnapshots  int           // per run: versions pinned in the backend for unnamed samplers; older ones go to disk; 2

@@ -163,7 +163,7 @@ func (c *Core) proceedRebuilds(s *slot) {
 	if !q.rebuilds {
 		return
 	}
-	if r := q.rebuild; r != nil && (r.rebuild == nil || !r.usable()) {
+	if r := q.rebuild; r != nil && (r.rebuild == nil || !r.usable() || r.home != s) {
 		q.rebuild = nil
 		q.wake()
 	}

@@ -249,3 +249,36 @@ func TestPoolSpreadsWeights(t *testing.T) {
 		t.Errorf("%+v with %d of 3 runs there", share, here)
 	}
 }
+
+// Clock cycles of different backends have different numbers, which grow, also behind a restart.
+func TestPoolNumbersCycles(t *testing.T) {
+	w, _ := pooled(t, 2, nil)
+	seen, last := map[float64]string{}, map[string]float64{}
+	round := func(run string, seq int64) {
+		n := w.good(w.ForwardBackward(t.Context(), w.pass(run, seq))).ForwardBackward.Metrics["clock_cycle:unique"]
+		if other := seen[n]; n == 0 || other != "" {
+			t.Errorf("%s ran in cycle %v, as %s did", run, n, other)
+		}
+		home := w.home(run)
+		if seen[n] = home; n <= last[home] {
+			t.Errorf("cycle %v of %s came after %v", n, home, last[home])
+		}
+		last[home] = n
+	}
+	session := w.session()
+	one, two := w.newRun(session, 0), w.newRun(session, 1)
+	for seq := range int64(3) {
+		round(one, seq+1)
+		round(two, seq+1)
+	}
+	w.close()
+	for _, name := range w.pool.names {
+		w.pool.begin(name)
+	}
+	w.restartBackend() // which the world ends again
+	w.open()
+	for seq := range int64(2) {
+		round(one, seq+4)
+		round(two, seq+4)
+	}
+}
