@@ -240,6 +240,9 @@ func poolHealth(s fleet.State, pools []runs.BackendInfo) server.Backend {
 	}
 	if i := slices.IndexFunc(pools, func(p runs.BackendInfo) bool { return p.Name == s.Name }); i >= 0 {
 		p := pools[i]
+		if p.Odd {
+			b.Reason = "it has other weights than the first backend of its model, and gets no work"
+		}
 		b.Drained, b.Runs, b.ActiveRuns, b.Leaving, b.Samples = p.Drained, p.Runs, p.Active, p.Leaving, p.Samples
 	}
 	return b

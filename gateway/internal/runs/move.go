@@ -225,11 +225,11 @@ func (c *Core) tryElsewhere(r *run) bool {
 
 // destination is where a run of a backend that is drained goes: to one of the same arithmetic, and to another only if none of the same is left. mu is held.
 func (c *Core) destination(r *run) *slot {
-	other := func(s *slot) bool { return s != r.home && s.failed == nil && !s.drained }
+	other := func(s *slot) bool { return s != r.home && s.failed == nil && !s.drained && !s.odd }
 	if slices.ContainsFunc(r.model.slots, func(s *slot) bool { return other(s) && r.sameArithmetic(s) }) {
 		return c.chooseHome(r, func(s *slot) bool { return other(s) && s.running && r.sameArithmetic(s) })
 	}
-	return c.chooseHome(r, func(s *slot) bool { return other(s) && s.running })
+	return c.chooseHome(r, func(s *slot) bool { return other(s) && s.running && r.sameWeights(s) })
 }
 
 // rebalance has the runs of drained backends move, and one run of a backend that is far busier than another. mu is held.
@@ -325,11 +325,12 @@ type BackendInfo struct {
 	Model      string
 	Name       string
 	Drained    bool
-	Runs       int // whose home it is
-	Active     int // of them: with work, or with some a moment ago
-	Leaving    int // of them: that are moving elsewhere
-	Samples    int // sequences that it was given, where there are several backends
-	Versions   int // saved versions that it has for sampling
+	Odd        bool // it has other weights than the model's other backends, and gets no work
+	Runs       int  // whose home it is
+	Active     int  // of them: with work, or with some a moment ago
+	Leaving    int  // of them: that are moving elsewhere
+	Samples    int  // sequences that it was given, where there are several backends
+	Versions   int  // saved versions that it has for sampling
 	Arithmetic string
 }
 
@@ -341,7 +342,7 @@ func (c *Core) BackendInfos() []BackendInfo {
 	for _, m := range c.models {
 		counts := c.residents(m, "")
 		for _, s := range m.slots {
-			info := BackendInfo{Model: m.Name, Name: s.name, Drained: s.drained, Runs: counts[s.index].runs, Active: counts[s.index].active, Samples: s.sequences, Versions: len(s.frozen)}
+			info := BackendInfo{Model: m.Name, Name: s.name, Drained: s.drained, Odd: s.odd, Runs: counts[s.index].runs, Active: counts[s.index].active, Samples: s.sequences, Versions: len(s.frozen)}
 			if s.running {
 				info.Arithmetic = s.known.Model.Arithmetic
 			}

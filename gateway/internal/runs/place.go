@@ -83,7 +83,10 @@ func (c *Core) chooseSlot(m *model, src source, req *plugins.SampleRequest, w *b
 	case r != nil: // its newest version is nowhere else
 		return m.waitable(r.home)
 	}
-	ready := func(s *slot) bool { return s.usable() && !s.inquest.open && (r == nil || r.sameArithmetic(s)) }
+	right := func(s *slot) bool { return s.running && (r == nil && !s.odd || r != nil && r.sameWeights(s)) }
+	ready := func(s *slot) bool {
+		return right(s) && !s.drained && !s.inquest.open && (r == nil || r.sameArithmetic(s))
+	}
 	has := func(s *slot) bool {
 		switch {
 		case dir == "" && src.snap == nil: // the base model
@@ -100,8 +103,8 @@ func (c *Core) chooseSlot(m *model, src source, req *plugins.SampleRequest, w *b
 		func(s *slot) bool { return ready(s) && c.room(s) },
 		func(s *slot) bool { return ready(s) && has(s) },
 		ready,
-		func(s *slot) bool { return s.running && (r == nil || r.sameArithmetic(s)) },
-		func(s *slot) bool { return s.running },
+		func(s *slot) bool { return right(s) && (r == nil || r.sameArithmetic(s)) },
+		right,
 	} {
 		var found *slot
 		for _, s := range m.slots {

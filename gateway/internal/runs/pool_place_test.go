@@ -282,3 +282,40 @@ func TestPoolNumbersCycles(t *testing.T) {
 		round(two, seq+4)
 	}
 }
+
+// A backend with other weights than the first gets no work, and no run is lost to it.
+func TestPoolRefusesOtherWeights(t *testing.T) {
+	w, p := pooled(t, 3, func(w *world) { w.pool.members[w.pool.names[1]].hash = "of something else" })
+	session := w.session()
+	var made []string
+	for n := range int64(4) {
+		made = append(made, w.newRun(session, n))
+	}
+	id := w.baseSampler(session, 50)
+	for i := range int64(20) {
+		req := w.sample(id, i)
+		req.Prompt = []int32{2, int32(i)}
+		w.sampled(req)
+	}
+	for _, run := range made {
+		if w.home(run) == p.names[1] {
+			t.Errorf("%s is in the backend with other weights", run)
+		}
+	}
+	if n := p.sampled(p.names[1]); n > 0 {
+		t.Errorf("%d samples of the base model are of other weights", n)
+	}
+	p.kill(p.names[0])
+	for _, run := range made {
+		w.arrived(run, p.names[2])
+	}
+	p.kill(p.names[2])
+	s, err := w.ForwardBackward(t.Context(), w.pass(made[0], 1))
+	w.ok(err)
+	time.Sleep(20 * time.Millisecond)
+	p.begin(p.names[0])
+	w.good(s, nil)
+	if infos := w.BackendInfos(); !infos[1].Odd || infos[0].Odd || infos[2].Odd {
+		t.Errorf("%+v", infos)
+	}
+}

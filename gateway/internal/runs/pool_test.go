@@ -36,6 +36,7 @@ type member struct {
 	crashes    int    // how often one did
 	config     string // of its processes; "" = the world's
 	arithmetic string
+	hash       string
 	calls      []string // adapters that were made or loaded in it
 	samples    int      // that it was asked for
 	full       bool     // it has no memory for another adapter
@@ -61,6 +62,9 @@ func pooled(t testing.TB, n int, change func(*world)) (*world, *pool) {
 		for _, name := range p.names {
 			p.begin(name)
 		}
+	})
+	w.eventually(func() bool {
+		return !slices.ContainsFunc(w.models[0].slots, func(s *slot) bool { return !s.running })
 	})
 	return w, p
 }
@@ -146,7 +150,7 @@ func (p *pool) Backend(ctx context.Context, name string) (Backend, error) {
 		}
 		if b := m.process; b != nil {
 			info, err := b.Info(ctx)
-			model := plugins.ModelInfo{Architecture: "Fake", VocabSize: 64, MaxContextLength: 128, MaxRank: 64, ModelHash: m.loaded.ModelHash, Arithmetic: m.loaded.Arithmetic + m.arithmetic}
+			model := plugins.ModelInfo{Architecture: "Fake", VocabSize: 64, MaxContextLength: 128, MaxRank: 64, ModelHash: m.loaded.ModelHash + m.hash, Arithmetic: m.loaded.Arithmetic + m.arithmetic}
 			var behind plugins.Backend = b
 			if m.full {
 				behind = full{b}

@@ -25,6 +25,7 @@ type slot struct {
 	inquest   inquest
 	drained   bool
 	leaves    bool  // it is drained because known is to end
+	odd       bool  // it has other weights than the first of the model's backends that is known: it serves nothing but runs that were trained on them
 	failed    error // for good
 	sequences int   // of samples that it was given
 }
@@ -116,8 +117,27 @@ func (c *Core) watchSlot(ctx context.Context, s *slot) {
 func (c *Core) joined(s *slot) {
 	s.model.wake()
 	if s.model.pooled() {
+		c.compareWeights(s.model)
 		c.pumpSamples(s.model)
 		c.rebalance(s.model)
+	}
+}
+
+// compareWeights finds the backends of a model that have other weights than the others, by a mistake in the configuration. mu is held.
+func (c *Core) compareWeights(m *model) {
+	var first *slot
+	for _, s := range m.slots {
+		switch {
+		case s.known.Backend == nil:
+			continue
+		case first == nil:
+			first = s
+		}
+		odd := s.known.Model.ModelHash != first.known.Model.ModelHash
+		if odd && !s.odd {
+			c.log.Error("a backend has other weights than the first one of its model: it gets no work, but that of runs which were trained on them", "backend", s.name, "first", first.name)
+		}
+		s.odd = odd
 	}
 }
 
@@ -130,7 +150,7 @@ func (c *Core) anyBackend(ctx context.Context, m *model) (Backend, error) {
 }
 
 // usable tells whether a backend takes anything new.
-func (s *slot) usable() bool { return s.running && !s.drained }
+func (s *slot) usable() bool { return s.running && !s.drained && !s.odd }
 
 // awaitSlot waits until the backend that choose gives runs. choose is called with mu held, whenever something has changed; nil is none as things are. While all backends have failed for good the error says so.
 func (c *Core) awaitSlot(ctx context.Context, m *model, choose func() *slot) (Backend, error) {
@@ -162,12 +182,12 @@ func (c *Core) awaitSlot(ctx context.Context, m *model, choose func() *slot) (Ba
 	}
 }
 
-// best is the first slot that is as wanted; of none, the first that runs.
+// best is the first slot that is as wanted; of none, the first that runs with the model's weights.
 func best(list []*slot, wanted func(*slot) bool) *slot {
 	if i := slices.IndexFunc(list, wanted); i >= 0 {
 		return list[i]
 	}
-	if i := slices.IndexFunc(list, func(s *slot) bool { return s.running }); i >= 0 {
+	if i := slices.IndexFunc(list, func(s *slot) bool { return s.running && !s.odd }); i >= 0 {
 		return list[i]
 	}
 	return nil
@@ -258,15 +278,20 @@ func (c *Core) settleIn(r *run) {
 	}
 	r.home, r.adapter = r.model.slots[0], r.ID
 	if r.model.pooled() {
-		if s := c.chooseHome(r, func(s *slot) bool { return !s.drained }); s != nil {
+		if s := c.chooseHome(r, func(s *slot) bool { return !s.drained && !s.odd }); s != nil {
 			r.home = s
 		}
 	}
 }
 
-// sameArithmetic tells whether a backend computes as the run was computed, as far as both are known. mu is held.
+// sameWeights tells whether a backend has the base model that a run is trained on, as far as both are known. mu is held.
+func (r *run) sameWeights(s *slot) bool {
+	return r.ModelHash == "" || s.known.Backend == nil || s.known.Model.ModelHash == r.ModelHash
+}
+
+// sameArithmetic tells whether a backend has the run's base model and computes as the run was computed, as far as that is known. mu is held.
 func (r *run) sameArithmetic(s *slot) bool {
-	return r.Arithmetic == "" || s.known.Backend == nil || s.known.Model.Arithmetic == r.Arithmetic
+	return r.sameWeights(s) && (r.Arithmetic == "" || s.known.Backend == nil || s.known.Model.Arithmetic == r.Arithmetic)
 }
 
 // suspected tells whether work of a run, or its rebuild, was with a process that crashed: it stays where it is, so that it does not take one backend after the other, until it is known whether it was the reason. mu is held.
@@ -314,7 +339,7 @@ func (c *Core) findHome(r *run, held bool) {
 	if stays || home.running && home.failed == nil && !full(home) && r.sameArithmetic(home) {
 		return
 	}
-	if s := c.chooseHome(r, func(s *slot) bool { return s != home && s.usable() && !full(s) }); s != nil {
+	if s := c.chooseHome(r, func(s *slot) bool { return s != home && s.usable() && !full(s) && r.sameWeights(s) }); s != nil {
 		c.rehome(r, s, c.whyLeave(home))
 	}
 }
