@@ -198,6 +198,8 @@ func logEnd(ctx context.Context) (ended func()) {
 
 // serveStore waits for the data directory and, where other gateways share the database, for this one's turn, and serves what is there. options lack the routes. While it waits for its turn it has the models loaded.
 func (p Program) serveStore(ctx context.Context, cfg config.Config, ring *keys.Ring, options server.Options, h *health, front *server.Switch, address net.Addr) (err error) {
+	again := catchReloads() // also of a standby, which takes them up when it serves
+	defer again.stop()
 	var turn turn
 	var up *backends
 	if cfg.Files.Shared() {
@@ -239,7 +241,7 @@ func (p Program) serveStore(ctx context.Context, cfg config.Config, ring *keys.R
 	}
 	auth := &keys.Authenticator{Ring: ring, Tokens: keys.Tokens{Secret: secret, Lifetime: tokenLifetime}, Redactor: up.redactor}
 	options.Admin = func(r *http.Request) bool { return auth.Admin(keys.Credential(r.Header)) }
-	return p.serveModels(ctx, cfg, auth, records, up, options, h, front, localURL(cfg.TLS.Scheme(), address))
+	return p.serveModels(ctx, cfg, again, auth, records, up, options, h, front, localURL(cfg.TLS.Scheme(), address))
 }
 
 // awaitStore opens the data directory. What may pass (another process that has it, a full disk, a database that is not up) is waited for and told in /healthz.
@@ -380,9 +382,7 @@ func (p Program) startBackends(ctx context.Context, cfg config.Config, h *health
 }
 
 // serveModels opens the APIs, and waits for the end of ctx.
-func (p Program) serveModels(ctx context.Context, cfg config.Config, auth *keys.Authenticator, records store.Store, up *backends, options server.Options, h *health, front *server.Switch, url string) (err error) {
-	again := catchReloads()
-	defer again.stop()
+func (p Program) serveModels(ctx context.Context, cfg config.Config, again *reloads, auth *keys.Authenticator, records store.Store, up *backends, options server.Options, h *health, front *server.Switch, url string) (err error) {
 	models, backends := up.models, up.Fleet
 	served, directories := make([]runs.Model, len(models)), map[string]string{}
 	for i, m := range models {

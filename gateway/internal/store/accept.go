@@ -161,8 +161,13 @@ func (o *opening) accepted(ctx context.Context, s *sqlStore) error {
 	if err := o.setAsideLog(); err != nil {
 		return err
 	}
-	if l, ok := s.log.(*commitLog); ok {
+	switch l := s.log.(type) {
+	case *commitLog:
 		l.older, l.remove = nil, l.spare
+	case *sharedLog:
+		if err := l.setAside(ctx); err != nil {
+			return err
+		}
 	}
 	slog.WarnContext(ctx, "the store goes on with what is left", "identity", s.mark.identity.String(), "changes", s.inDatabase, "aside", o.aside)
 	return nil

@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -214,6 +215,14 @@ func TestSharedGap(t *testing.T) {
 	if _, err := Open(t.Context(), opts); !errors.As(err, &l) || !strings.Contains(err.Error(), "change 3") {
 		t.Errorf("opened again: %v", err)
 	}
+	outside, err := sql.Open("pgx", schema)
+	check(t, err)
+	defer outside.Close()
+	_, err = outside.ExecContext(t.Context(), "INSERT INTO tinsmith_log (number, sum, content) VALUES (3, 7, 'damaged')")
+	check(t, err)
+	if _, err := Open(t.Context(), opts); !errors.As(err, &l) || !strings.Contains(err.Error(), "checksum of group 3") {
+		t.Errorf("with a damaged group: %v", err)
+	}
 	opts.Accept = true
 	s, err = Open(t.Context(), opts)
 	check(t, err)
@@ -222,6 +231,10 @@ func TestSharedGap(t *testing.T) {
 	}
 	check(t, s.Commit(t.Context(), Batch{Put: []Record{{Collection: "a", Key: "5"}}}))
 	check(t, s.Close())
+	aside := 0
+	if err := outside.QueryRowContext(t.Context(), "SELECT count(*) FROM tinsmith_lost WHERE number = 3 AND content = 'damaged'").Scan(&aside); err != nil || aside != 1 {
+		t.Errorf("%d damaged groups were set aside, %v", aside, err)
+	}
 	// That it was accepted binds other gateways, too.
 	s, err = Open(t.Context(), other)
 	check(t, err)

@@ -32,6 +32,9 @@ const (
 		" OR COALESCE((SELECT a.amount FROM tinsmith_records AS a WHERE a.collection = '" + inStore + "' AND a.id = '" + appliedKey + "'), 0) = $1::bigint - 1) FOR KEY SHARE OF l ON CONFLICT DO NOTHING"
 	groupSumText   = "SELECT sum FROM tinsmith_log WHERE number = $1"
 	groupsText     = "SELECT number, sum, content FROM tinsmith_log WHERE number > $1 ORDER BY number"
+	lostTable      = "CREATE TABLE IF NOT EXISTS tinsmith_lost (at TIMESTAMPTZ NOT NULL, number BIGINT NOT NULL, sum BIGINT NOT NULL, content BYTEA NOT NULL)"
+	lostText       = "INSERT INTO tinsmith_lost (at, number, sum, content) SELECT now(), number, sum, content FROM tinsmith_log WHERE number > %d"
+	lostGoText     = "DELETE FROM tinsmith_log WHERE number > %d"
 	forgetText     = "DELETE FROM tinsmith_log WHERE number <= ?"
 	putEntryText   = "INSERT INTO tinsmith_payloads (segment, start, entry) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING"
 	entryText      = "SELECT entry FROM tinsmith_payloads WHERE segment = $1 AND start = $2"
@@ -131,6 +134,29 @@ func (l *sharedLog) abandon()            {}
 func (l *sharedLog) repair() error       { return nil } // nothing is left of what was refused
 func (l *sharedLog) folder() string      { return "" }
 func (l *sharedLog) close() error        { return nil }
+
+// setAside moves what is behind the last group that could be read to another table.
+func (l *sharedLog) setAside(ctx context.Context) error {
+	tx, err := l.db.writer.BeginTx(ctx, nil)
+	if err != nil {
+		return fmt.Errorf("set the rest of the commit log aside: %w", err)
+	}
+	err = l.lease.hold(ctx, l.db, tx)
+	for _, text := range []string{lostTable, fmt.Sprintf(lostText, l.last), fmt.Sprintf(lostGoText, l.last)} {
+		if err == nil {
+			_, err = tx.ExecContext(ctx, text)
+		}
+	}
+	if err == nil {
+		err = tx.Commit()
+	} else {
+		err = errors.Join(err, tx.Rollback())
+	}
+	if err != nil {
+		return fmt.Errorf("set the rest of the commit log aside: %w", err)
+	}
+	return nil
+}
 
 // append commits a group with the payloads that it refers to. While the database is away it waits.
 func (l *sharedLog) append(whole []byte) error {
