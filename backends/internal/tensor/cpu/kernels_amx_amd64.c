@@ -75,10 +75,23 @@ INLINE void add_some(addition *a, int64_t n) { // n is a multiple of LANES; all 
 }
 static const addition nothing = {.done = SUMS};
 
+// bring_in waits for the weights of up to BROUGHT groups from b on, and asks for those behind them. A tile that is loaded from memory holds
+// up the loads after it, while so many loads of vectors wait together: memory gives a fifth more.
+enum { BROUGHT = 2, BROUGHT_AHEAD = 1024 };
+INLINE void bring_in(const char *b, int64_t groups) {
+  vi all = {0};
+  const char *end = b + (groups < BROUGHT ? groups : BROUGHT) * GROUP_BYTES;
+  for (; b < end; b += STEP_BYTES) {
+    ASK(b + BROUGHT_AHEAD), ASK(b + BROUGHT_AHEAD + LINE_BYTES);
+    all |= (vi)vload(b) | (vi)vload(b + LINE_BYTES);
+  }
+  WAIT_FOR(all);
+}
+
 // multiply does the rows of one tile, or of two that lie after bytes apart, by groups of weights of one panel; b's pairs lie one after
-// another. The sums begin with what is in from, or with zero, and go to to. With every group it asks for some of the lines that soon is
-// about, and does a share of what is to be added.
-INLINE void multiply(const bool two, const char *a, int64_t after, const char *b, int64_t groups, bool zero, place from, place to,
+// another, and in memory if far says so. The sums begin with what is in from, or with zero, and go to to. With every group it asks for some
+// of the lines that soon is about, and does a share of what is to be added.
+INLINE void multiply(const bool two, const bool far, const char *a, int64_t after, const char *b, int64_t groups, bool zero, place from, place to,
                      requests *soon, addition *add) {
   const int64_t share = groups ? div_up(SUMS / LANES, groups) * LANES : 0;
   if (zero) {
@@ -95,6 +108,7 @@ INLINE void multiply(const bool two, const char *a, int64_t after, const char *b
     }
   }
   for (int64_t g = 0; g < groups; g++, a += AMX_TILE_BYTES, b += GROUP_BYTES) {
+    if (far && g % BROUGHT == 0) bring_in(b, groups - g);
     TILE_LOAD(6, b, STEP_BYTES);
     TILE_LOAD(4, a, AMX_GROUP * 2);
     TILE_LOAD(7, b + HALF_BYTES, STEP_BYTES);
@@ -220,8 +234,8 @@ static void run_block(const step *k, const unit_sums *u, int64_t row, int64_t en
     if (first != above || (second && second != below)) shape(above = first, below = second);
     const char *a = k->rows.at + 2 * strip * k->rows.next;
     const place from = {sums_of(u, partial_sum(k->s), strip, panel), PANEL}, to = adds ? (place){own[strip % 2], PANEL} : from;
-    if (second) multiply(true, a, k->rows.next, b, groups, k->zero, from, to, soon, &before);
-    else multiply(false, a, 0, b, groups, k->zero, from, to, soon, &before);
+    if (second) multiply(true, false, a, k->rows.next, b, groups, k->zero, from, to, soon, &before);
+    else multiply(false, false, a, 0, b, groups, k->zero, from, to, soon, &before);
     add_some(&before, SUMS); // what is left without groups
     if (adds) before = segments_added(u, k->s, strip, panel, own[strip % 2]);
   }
@@ -409,59 +423,78 @@ static void rows_by_vectors(const product_job *j, int64_t panel, int64_t k, int6
 #undef ROWS
 }
 
-// A unit of few rows, AMX_STRIP at most, is some panels, whose weights are read once, at the speed of memory.
-void matmul_amx_few(const void *job, int64_t unit, worker *w) {
-  (void)w;
-  const product_job *j = job;
-  enum { NEAR = 3072, FAR = 8192 }; // bytes of weights asked for in advance: rows of two tiles wait for their sums between blocks
-  const int64_t panels = div_up(j->w.out, PANEL), rows = j->y.rows, first = rows < AMX_ROWS ? rows : AMX_ROWS, second = rows - first;
-  const int64_t p0 = unit * j->panels_per_unit, p1 = p0 + j->panels_per_unit < panels ? p0 + j->panels_per_unit : panels;
+// some_of is how many of PANEL columns of a panel an output has, in bytes.
+static size_t some_of(const product_job *j, int64_t panel) {
+  const int64_t left = j->w.out - panel * PANEL;
+  return (size_t)(left < PANEL ? left : PANEL) * 4;
+}
+
+// few_of_panel does all rows by a panel; sums is where their sums begin, and where they are in the end.
+static void few_of_panel(const product_job *j, int64_t p, float *sums, char *scratch) {
+  const int64_t rows = j->y.rows, second = rows - AMX_ROWS;
   const bool direct = j->w.type == BFLOAT16, alone = j->packed_rows <= AMX_ROWS; // alone: a row's groups lie one after another
-  _Alignas(64) float sums[PARTIAL_SUMS * SUMS], own[SUMS];
-  _Alignas(64) char scratch[AMX_SCRATCH / 2 * STEP_BYTES];
+  _Alignas(64) float own[SUMS];
   const unit_sums u = {sums, 1, 1};
   addition none = nothing;
-  shape(first, second);
-  for (int64_t p = p0; p < p1; p++) {
-    const size_t some = (size_t)(j->w.out - p * PANEL < PANEL ? j->w.out - p * PANEL : PANEL) * 4;
-    if (j->accumulate)
-      for (int64_t r = 0; r < rows; r++) memcpy(sums + r * PANEL, row_of(j->y, r) + p * PANEL, some);
-    for (int64_t s = 0, at = 0; s < j->cut.count; s++) {
-      const int64_t begin = at, stop = segment_end(j, s, j->w.in);
-      const bool adds = sums_after(s) > 0;
-      bool zero = s > 0 || !j->accumulate;
-      const place to = {adds ? own : sums_of(&u, partial_sum(s), 0, 0), PANEL};
-      do { // once without any elements as well
-        int64_t depth = stop - at;
-        if (direct && depth > AMX_GROUP) depth -= depth % AMX_GROUP;
-        if (!(direct && alone) && depth > AMX_DEPTH) depth = AMX_DEPTH;
-        const int64_t groups = depth > 0 ? div_up(depth, AMX_GROUP) : 0;
-        const packed_block a = groups ? packed_at(j, s, j->w.in, at - begin, j->first_row / AMX_ROWS) : (packed_block){0};
-        const char *b = scratch;
-        requests soon[2] = {0};
-        if (groups && direct && depth % AMX_GROUP == 0) {
-          b = weights_at(j->w, p, at / 2);
-          soon[0] = in_a_run(b + (second ? FAR : NEAR), groups * GROUP_BYTES / LINE_BYTES), soon[0].some = GROUP_BYTES / LINE_BYTES;
-        } else if (groups && !direct && rows <= VECTOR_ROWS) {
-          rows_by_vectors(j, p, at, depth, a, zero, to.at);
-          zero = false;
-          at += depth;
-          continue;
-        } else if (groups) {
-          weights_expanded(j, p, at, depth, scratch);
-          soon[0] = weights_after(j, p, at + depth, p + 1), soon[0].some = div_up(soon[0].count, groups);
-        }
-        if (second) multiply(true, a.at, a.next, b, groups, zero, to, to, soon, &none);
-        else multiply(false, a.at, 0, b, groups, zero, to, to, soon, &none);
-        zero = false;
-        at += depth;
-      } while (at < stop);
-      if (adds) {
-        addition all = segments_added(&u, s, 0, 0, own);
-        add_some(&all, SUMS);
+  for (int64_t s = 0, at = 0; s < j->cut.count; s++) {
+    const int64_t begin = at, stop = segment_end(j, s, j->w.in);
+    const bool adds = sums_after(s) > 0;
+    bool zero = s > 0 || !j->accumulate;
+    const place to = {adds ? own : sums_of(&u, partial_sum(s), 0, 0), PANEL};
+    do { // once without any elements as well
+      int64_t depth = stop - at;
+      if (direct && depth > AMX_GROUP) depth -= depth % AMX_GROUP;
+      if (!(direct && alone) && depth > AMX_DEPTH) depth = AMX_DEPTH;
+      const int64_t groups = depth > 0 ? div_up(depth, AMX_GROUP) : 0;
+      const packed_block a = groups ? packed_at(j, s, j->w.in, at - begin, j->first_row / AMX_ROWS) : (packed_block){0};
+      requests soon[2] = {0};
+      if (direct && depth % AMX_GROUP == 0) {
+        const char *b = groups ? weights_at(j->w, p, at / 2) : NULL;
+        if (second > 0) multiply(true, true, a.at, a.next, b, groups, zero, to, to, soon, &none);
+        else multiply(false, true, a.at, 0, b, groups, zero, to, to, soon, &none);
+      } else if (!direct && rows <= VECTOR_ROWS) {
+        rows_by_vectors(j, p, at, depth, a, zero, to.at);
+      } else {
+        weights_expanded(j, p, at, depth, scratch);
+        soon[0] = weights_after(j, p, at + depth, p + 1), soon[0].some = groups ? div_up(soon[0].count, groups) : 0;
+        if (second > 0) multiply(true, false, a.at, a.next, scratch, groups, zero, to, to, soon, &none);
+        else multiply(false, false, a.at, 0, scratch, groups, zero, to, to, soon, &none);
       }
+      zero = false;
+      at += depth;
+    } while (at < stop);
+    if (adds) {
+      addition all = segments_added(&u, s, 0, 0, own);
+      add_some(&all, SUMS);
     }
-    for (int64_t r = 0; r < rows; r++) memcpy(row_of(j->y, r) + p * PANEL, sums + r * PANEL, some);
+  }
+}
+
+// A unit of few rows, AMX_STRIP at most, is some panels, whose weights are read once, at the speed of memory. Rows of y lie in places far
+// from each other, most often not in the caches: going to each of them for every panel takes as long as several times their bytes of
+// weights. So what panels give lies side by side until there is much of it.
+void matmul_amx_few(const void *job, int64_t unit, worker *w) {
+  (void)w;
+  enum { TOGETHER = 16 }; // panels
+  const product_job *j = job;
+  const int64_t panels = div_up(j->w.out, PANEL), rows = j->y.rows, first = rows < AMX_ROWS ? rows : AMX_ROWS;
+  const int64_t p0 = unit * j->panels_per_unit, p1 = p0 + j->panels_per_unit < panels ? p0 + j->panels_per_unit : panels;
+  _Alignas(64) float sums[PARTIAL_SUMS * SUMS], all[TOGETHER * SUMS];
+  _Alignas(64) char scratch[AMX_SCRATCH / 2 * STEP_BYTES];
+  shape(first, rows - first);
+  for (int64_t p = p0, end; p < p1; p = end) {
+    end = p + TOGETHER < p1 ? p + TOGETHER : p1;
+    for (int64_t r = 0; j->accumulate && r < rows; r++)
+      for (int64_t q = p; q < end; q++) memcpy(all + ((q - p) * rows + r) * PANEL, row_of(j->y, r) + q * PANEL, some_of(j, q));
+    for (int64_t q = p; q < end; q++) {
+      float *to = all + (q - p) * rows * PANEL;
+      const size_t bytes = (size_t)rows * PANEL * 4;
+      if (j->accumulate) memcpy(sums, to, bytes);
+      few_of_panel(j, q, sums, scratch);
+      memcpy(to, sums, bytes); // tiles are stored to sums, which is always near: storing them elsewhere takes long
+    }
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t q = p; q < end; q++) memcpy(row_of(j->y, r) + q * PANEL, all + ((q - p) * rows + r) * PANEL, some_of(j, q));
   }
   TILES_RELEASE();
 }

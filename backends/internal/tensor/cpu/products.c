@@ -139,7 +139,7 @@ static bool shares(const kernels *k, part *p, const part *owner) {
 
 // Units of products by tiles: rows and panels whose sums stay in the second-level cache, so many that each brings in little of the rows
 // and of the weights for what it multiplies. There are fewer where weights are turned for each block of rows.
-enum { AMX_BLOCK_ROWS = 512, AMX_LEAST_PANELS = 8, AMX_MOST_PANELS = 16 };
+enum { AMX_BLOCK_ROWS = 512, AMX_LEAST_PANELS = 8, AMX_MOST_PANELS = 16, AMX_FEW_BYTES = 1 << 20 };
 
 // prepare_amx is prepare where there are tiles, for weights of bfloat16.
 static int64_t prepare_amx(const device *d, part *p, const product *g, bool head, view y, view x, int64_t share, const part *owner) {
@@ -160,7 +160,7 @@ static int64_t prepare_amx(const device *d, part *p, const product *g, bool head
   if (head) return 0;
   const int64_t panels = div_up(p->columns, PANEL), strips = div_up(y.rows, AMX_STRIP);
   if (few) {
-    int64_t each = div_up(panels, share), most = STRAIGHT_BYTES / (panel_bytes(g->w) + 1);
+    int64_t each = div_up(panels, share), most = AMX_FEW_BYTES / (panel_bytes(g->w) + 1);
     each = each > most ? most : each;
     each = each < 1 ? 1 : each;
     return cut(p, strips, strips, panels, each, each, 1);

@@ -50,3 +50,4 @@ static void tile_dot(int c, int a, int b) {
 #define TILE_LOAD(t, from, stride) tile_load(t, from, stride)
 #define TILE_STORE(t, to, stride) tile_store(t, to, stride)
 #define TILE_DOT(c, a, b) tile_dot(c, a, b)
+#define WAIT_FOR(v) ((void)(v))
