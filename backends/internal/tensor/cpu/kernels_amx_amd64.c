@@ -88,11 +88,31 @@ INLINE void bring_in(const char *b, int64_t groups) {
   WAIT_FOR(all);
 }
 
+// weights_expanded writes depth elements of the inner axis of a panel, from k on, as steps of bfloat16 pairs, and zeros as far as the last group goes.
+static void weights_expanded(const product_job *q, int64_t panel, int64_t k, int64_t depth, char *to) {
+  const int64_t steps = div_up(depth, 2), whole = div_up(depth, AMX_GROUP) * GROUP_STEPS;
+  if (q->w.type == E4M3) expand_e4m3(q->w, panel, k / 2, steps, (float *)to, q->permutes_bytes);
+  else memcpy(to, weights_at(q->w, panel, k / 2), (size_t)(steps * STEP_BYTES));
+  memset(to + steps * STEP_BYTES, 0, (size_t)((whole - steps) * STEP_BYTES));
+}
+
+// eights are depth elements of the inner axis of a panel of weights, from k on, that are of eight bits or not whole groups; some of them at
+// a time are expanded to scratch.
+typedef struct {
+  const product_job *q;
+  int64_t panel, k, depth;
+  char *scratch;
+} eights;
+enum { EXPANDED = 2 }; // groups
+
+// NEAR weights are in the caches, FAR ones in memory, and EIGHT ones are expanded on the way.
+enum { NEAR, FAR, EIGHT };
+
 // multiply does the rows of one tile, or of two that lie after bytes apart, by groups of weights of one panel; b's pairs lie one after
-// another, and in memory if far says so. The sums begin with what is in from, or with zero, and go to to. With every group it asks for some
-// of the lines that soon is about, and does a share of what is to be added.
-INLINE void multiply(const bool two, const bool far, const char *a, int64_t after, const char *b, int64_t groups, bool zero, place from, place to,
-                     requests *soon, addition *add) {
+// another, or are e's. The sums begin with what is in from, or with zero, and go to to. With every group it asks for some of the lines that
+// soon is about, and does a share of what is to be added.
+INLINE void multiply(const bool two, const int kind, const char *a, int64_t after, const char *b, const eights *e, int64_t groups, bool zero, place from,
+                     place to, requests *soon, addition *add) {
   const int64_t share = groups ? div_up(SUMS / LANES, groups) * LANES : 0;
   if (zero) {
     TILE_ZERO(0);
@@ -108,7 +128,12 @@ INLINE void multiply(const bool two, const bool far, const char *a, int64_t afte
     }
   }
   for (int64_t g = 0; g < groups; g++, a += AMX_TILE_BYTES, b += GROUP_BYTES) {
-    if (far && g % BROUGHT == 0) bring_in(b, groups - g);
+    if (kind == FAR && g % BROUGHT == 0) bring_in(b, groups - g);
+    if (kind == EIGHT && g % EXPANDED == 0) {
+      const int64_t left = e->depth - g * AMX_GROUP;
+      weights_expanded(e->q, e->panel, e->k + g * AMX_GROUP, left < EXPANDED * AMX_GROUP ? left : EXPANDED * AMX_GROUP, e->scratch);
+      b = e->scratch;
+    }
     TILE_LOAD(6, b, STEP_BYTES);
     TILE_LOAD(4, a, AMX_GROUP * 2);
     TILE_LOAD(7, b + HALF_BYTES, STEP_BYTES);
@@ -186,14 +211,6 @@ void pack_amx(const void *job, int64_t unit, worker *w) {
   }
 }
 
-// weights_expanded writes depth elements of the inner axis of a panel, from k on, as steps of bfloat16 pairs, and zeros as far as the last group goes.
-static void weights_expanded(const product_job *q, int64_t panel, int64_t k, int64_t depth, char *to) {
-  const int64_t steps = div_up(depth, 2), whole = div_up(depth, AMX_GROUP) * GROUP_STEPS;
-  if (q->w.type == E4M3) expand_e4m3(q->w, panel, k / 2, steps, (float *)to, q->permutes_bytes);
-  else memcpy(to, weights_at(q->w, panel, k / 2), (size_t)(steps * STEP_BYTES));
-  memset(to + steps * STEP_BYTES, 0, (size_t)((whole - steps) * STEP_BYTES));
-}
-
 // weights_turned is the same of the transposed product: depth rows of the matrix from n on, for PANEL of its columns from group times
 // PANEL on. It gives where the first one is.
 static char *weights_turned(const product_job *q, int64_t group, int64_t n, int64_t depth, char *to) {
@@ -234,8 +251,8 @@ static void run_block(const step *k, const unit_sums *u, int64_t row, int64_t en
     if (first != above || (second && second != below)) shape(above = first, below = second);
     const char *a = k->rows.at + 2 * strip * k->rows.next;
     const place from = {sums_of(u, partial_sum(k->s), strip, panel), PANEL}, to = adds ? (place){own[strip % 2], PANEL} : from;
-    if (second) multiply(true, false, a, k->rows.next, b, groups, k->zero, from, to, soon, &before);
-    else multiply(false, false, a, 0, b, groups, k->zero, from, to, soon, &before);
+    if (second) multiply(true, NEAR, a, k->rows.next, b, NULL, groups, k->zero, from, to, soon, &before);
+    else multiply(false, NEAR, a, 0, b, NULL, groups, k->zero, from, to, soon, &before);
     add_some(&before, SUMS); // what is left without groups
     if (adds) before = segments_added(u, k->s, strip, panel, own[strip % 2]);
   }
@@ -350,15 +367,15 @@ INLINE void run_unit(const product_job *j, int64_t unit, worker *w, const bool t
 void matmul_amx(const void *job, int64_t unit, worker *w) { run_unit(job, unit, w, false); }
 void matmul_amx_transposed(const void *job, int64_t unit, worker *w) { run_unit(job, unit, w, true); }
 
-// Weights of eight bits for a few rows go through vectors: they become pairs in registers, and nothing is written in between. The sums
+// Weights of eight bits for one or two rows go through vectors: they become pairs in registers, and nothing is written in between. The sums
 // are those of tiles: chains over the even and the odd elements of each group, added to what is there.
-enum { VECTOR_ROWS = 4, PANEL_VECTORS = PANEL / LANES };
+enum { VECTOR_ROWS = 2, PANEL_VECTORS = PANEL / LANES };
 
 // by_vectors does R rows by depth elements of the inner axis of one panel of such weights, from k on. x is the rows' bfloat16 numbers
 // widened, AMX_DEPTH apart and with zeros behind the last.
 INLINE void by_vectors(const int R, const product_job *j, int64_t panel, int64_t k, int64_t depth, const float *x, bool zero, float *sums,
                        const bool look_up) {
-  enum { NEAR = 2048 };
+  enum { SOON = 2048 };
   const vi upper = (vi){0} + (int32_t)0xffff0000;
   const int64_t scaled = j->w.columns / 2, end = (k + depth + 1) / 2; // steps that have one scale, and where the last one ends
   e4m3_products products = {0};
@@ -383,7 +400,7 @@ INLINE void by_vectors(const int R, const product_job *j, int64_t panel, int64_t
     step += some, left -= some;
     for (; some > 0; some--, from += E4M3_STEP, x += 2) {
       vf pairs[PANEL_VECTORS];
-      ASK(from + NEAR);
+      ASK(from + SOON);
       if (look_up) e4m3_look_up(numbers, from, pairs);
       else e4m3_step(products, from, pairs);
       UNROLL for (int v = 0; v < PANEL_VECTORS; v++) {
@@ -419,7 +436,7 @@ static void rows_by_vectors(const product_job *j, int64_t panel, int64_t k, int6
     if (j->permutes_bytes) by_vectors(R, j, panel, k, depth, x, zero, sums, true);           \
     else by_vectors(R, j, panel, k, depth, x, zero, sums, false);                            \
     return;
-  switch (j->y.rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) }
+  switch (j->y.rows) { ROWS(1) ROWS(2) }
 #undef ROWS
 }
 
@@ -433,6 +450,7 @@ static size_t some_of(const product_job *j, int64_t panel) {
 static void few_of_panel(const product_job *j, int64_t p, float *sums, char *scratch) {
   const int64_t rows = j->y.rows, second = rows - AMX_ROWS;
   const bool direct = j->w.type == BFLOAT16, alone = j->packed_rows <= AMX_ROWS; // alone: a row's groups lie one after another
+  const bool vectors = !direct && rows <= VECTOR_ROWS;
   _Alignas(64) float own[SUMS];
   const unit_sums u = {sums, 1, 1};
   addition none = nothing;
@@ -444,21 +462,20 @@ static void few_of_panel(const product_job *j, int64_t p, float *sums, char *scr
     do { // once without any elements as well
       int64_t depth = stop - at;
       if (direct && depth > AMX_GROUP) depth -= depth % AMX_GROUP;
-      if (!(direct && alone) && depth > AMX_DEPTH) depth = AMX_DEPTH;
+      if ((!alone || vectors) && depth > AMX_DEPTH) depth = AMX_DEPTH;
       const int64_t groups = depth > 0 ? div_up(depth, AMX_GROUP) : 0;
       const packed_block a = groups ? packed_at(j, s, j->w.in, at - begin, j->first_row / AMX_ROWS) : (packed_block){0};
+      const eights e = {j, p, at, depth, scratch};
       requests soon[2] = {0};
       if (direct && depth % AMX_GROUP == 0) {
         const char *b = groups ? weights_at(j->w, p, at / 2) : NULL;
-        if (second > 0) multiply(true, true, a.at, a.next, b, groups, zero, to, to, soon, &none);
-        else multiply(false, true, a.at, 0, b, groups, zero, to, to, soon, &none);
-      } else if (!direct && rows <= VECTOR_ROWS) {
+        if (second > 0) multiply(true, FAR, a.at, a.next, b, NULL, groups, zero, to, to, soon, &none);
+        else multiply(false, FAR, a.at, 0, b, NULL, groups, zero, to, to, soon, &none);
+      } else if (vectors) {
         rows_by_vectors(j, p, at, depth, a, zero, to.at);
-      } else {
-        weights_expanded(j, p, at, depth, scratch);
-        soon[0] = weights_after(j, p, at + depth, p + 1), soon[0].some = groups ? div_up(soon[0].count, groups) : 0;
-        if (second > 0) multiply(true, false, a.at, a.next, scratch, groups, zero, to, to, soon, &none);
-        else multiply(false, false, a.at, 0, scratch, groups, zero, to, to, soon, &none);
+      } else { // those of bfloat16 are the last ones, which are filled up
+        if (second > 0) multiply(true, EIGHT, a.at, a.next, NULL, &e, groups, zero, to, to, soon, &none);
+        else multiply(false, EIGHT, a.at, 0, NULL, &e, groups, zero, to, to, soon, &none);
       }
       zero = false;
       at += depth;
