@@ -89,7 +89,8 @@ def write_adapter(path):
 
 
 class Engine:
-    def __init__(self, model, threads):
+    def __init__(self, model, threads, vocabulary=VOCABULARY):
+        self.vocabulary = vocabulary
         self.parameters = llama_cpp.llama_model_default_params()
         self.model = llama_cpp.llama_model_load_from_file(os.fsencode(model), self.parameters)
         if not self.model:
@@ -127,11 +128,14 @@ class Engine:
         best = []
         for i, row in enumerate(rows):
             if row[3]:
-                logits = numpy.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self.context, i), (VOCABULARY,))
+                logits = self.logits(i)
                 best.append(int(logits.argmax()))
                 if not numpy.isfinite(logits[best[-1]]):
                     raise RuntimeError("logits are not finite")
         return best
+
+    def logits(self, i):
+        return numpy.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self.context, i), (self.vocabulary,))
 
     def forward(self):
         rows = [(i * 7919 % VOCABULARY, i, 0, i == TOKENS - 1) for i in range(TOKENS)]
@@ -147,7 +151,7 @@ class Engine:
         self.clear()
         tokens = []
         for s in range(sequences):
-            tokens += self.run([((s + i) * 7919 % VOCABULARY, i, s, i == CONTEXT - 1) for i in range(CONTEXT)])
+            tokens += self.run([((s + i) * 7919 % self.vocabulary, i, s, i == CONTEXT - 1) for i in range(CONTEXT)])
         seconds = []
         for step in range(1 + DECODE_STEPS):
             start = time.perf_counter()
@@ -156,12 +160,21 @@ class Engine:
         return sequences * DECODE_STEPS / sum(seconds[1:])
 
 
-def main():
-    threads = len(os.sched_getaffinity(0))
-    silence = llama_cpp.llama_log_callback(lambda level, text, data: sys.stderr.write(text.decode(errors="replace")) if level == 4 else None)  # errors
-    llama_cpp.llama_log_set(silence, None)
+@llama_cpp.llama_log_callback
+def errors(level, text, data):
+    if level == 4:
+        sys.stderr.write(text.decode(errors="replace"))
+
+
+def start(threads):
+    llama_cpp.llama_log_set(errors, None)
     llama_cpp.llama_backend_init()
     print(f"# llama.cpp, {threads} threads:", llama_cpp.llama_print_system_info().decode(), flush=True)
+
+
+def main():
+    threads = len(os.sched_getaffinity(0))
+    start(threads)
     with tempfile.TemporaryDirectory() as folder:
         model, adapter = pathlib.Path(folder, "model.gguf"), pathlib.Path(folder, "adapter.gguf")
         write_model(model)
@@ -175,4 +188,5 @@ def main():
             print(f"llama.cpp decode8{suffix} bfloat16", round(engine.decode(SEQUENCES), 2), flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -128,6 +128,7 @@ func bytesOfStep(b *testing.B, dir, dtype string, sequences int) float64 {
 		Hidden  float64 `json:"hidden_size"`
 		Layers  float64 `json:"num_hidden_layers"`
 		Experts float64 `json:"num_experts"`
+		Local   float64 `json:"num_local_experts"` // the same, as transformers 5 writes it
 		Chosen  float64 `json:"num_experts_per_tok"`
 		Width   float64 `json:"moe_intermediate_size"`
 	}
@@ -149,7 +150,7 @@ func bytesOfStep(b *testing.B, dir, dtype string, sequences int) float64 {
 	if !c.Tied {
 		weights -= c.Vocab * c.Hidden
 	}
-	if c.Experts > 0 {
+	if c.Experts = max(c.Experts, c.Local); c.Experts > 0 {
 		missed := math.Pow(1-c.Chosen/c.Experts, float64(sequences))
 		weights -= missed * c.Layers * c.Experts * 3 * c.Hidden * c.Width
 	}
