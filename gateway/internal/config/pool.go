@@ -7,7 +7,7 @@ import (
 )
 
 // maxBackends bounds the backends of one model.
-const maxBackends = 64
+const maxBackends = 512
 
 // Backend is one backend of a model.
 type Backend struct {
