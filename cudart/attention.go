@@ -225,9 +225,14 @@ func (v *Device) Attention(kept, o, lse, q View, qType Type, c Cache, layer int6
 	if err != nil {
 		return err
 	}
-	if k == kTensorAttention || k == kTensorAttention+1 {
-		if v.byWarpgroups(c) && mostItems > manyItems {
-			k, size = k+kGroupAttention-kTensorAttention, groupItems
+	if v.byWarpgroups(c) && mostItems > manyItems {
+		rows, give, ok, failed := v.roundedForAttention(tailRows{q, qType})
+		if failed != nil {
+			return failed
+		}
+		if ok { // else there is no memory for them
+			defer func() { err = errors.Join(err, give()) }()
+			k, size, q, qType = k+kGroupAttention-kTensorAttention, groupItems, rows[0], BFloat16
 		}
 	}
 	l := lists(sequences)
@@ -306,7 +311,7 @@ func (v *Device) AttentionBackward(dq, dk, dv, dout, o View, oType Type, lse, q 
 	}
 	pagesAtOnce := int64(1)
 	if v.byWarpgroups(c) {
-		rows, give, ok, err := v.roundedForAttention(dout, q, qType)
+		rows, give, ok, err := v.roundedForAttention(tailRows{dout, Float32}, tailRows{q, qType})
 		if err != nil {
 			return err
 		}

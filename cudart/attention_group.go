@@ -42,15 +42,14 @@ var groupAttentionKernels = func() (table []kernel) {
 		}
 	}
 	page := func(dim int) int { return 2 * C.PAGE_KEYS * dim }
-	queries := func(dim int) int { return 2 * manyItems * (dim + sharedPad) }
 	family("group_attention", func(dim, pages int) int {
-		return pages*(page(dim)+groupBarriers) + 2*(queries(dim)+4*(C.PAGE_KEYS+4))
+		return pages*(page(dim)+groupBarriers) + 2*(page(dim)+4*(C.PAGE_KEYS+4))
 	})
 	family("group_attention_backward_keys", func(dim, _ int) int {
 		const places = 5
 		return places*(2*2*groupStep*dim+1024+groupBarriers) + groupPages*2*page(dim)
 	})
-	family("group_attention_backward_queries", func(dim, pages int) int { return pages*(page(dim)+groupBarriers) + 2*(queries(dim)+page(dim)) })
+	family("group_attention_backward_queries", func(dim, pages int) int { return pages*(page(dim)+groupBarriers) + 2*2*page(dim) })
 	return table
 }()
 
@@ -80,8 +79,8 @@ func (v *Device) byWarpgroups(c Cache) bool {
 	return v.groupAttention && c.TensorCores() && c.Dim <= tensorHeadDims[groupAttentions-1]
 }
 
-// roundedForAttention gives dout and q as the kernels of the gradient take them: bfloat16 at multiples of 16 bytes. give gives back what was taken for that; ok is false where there is no memory.
-func (v *Device) roundedForAttention(dout, q View, qType Type) (rows [2]View, give func() error, ok bool, err error) {
+// roundedForAttention gives rows as the kernels take them: bfloat16 at multiples of 16 bytes. give gives back what was taken for that; ok is false where there is no memory.
+func (v *Device) roundedForAttention(of ...tailRows) (rows []View, give func() error, ok bool, err error) {
 	var taken []Address
 	give = func() (err error) {
 		for i := len(taken) - 1; i >= 0; i-- { // scratch memory is a stack
@@ -89,15 +88,16 @@ func (v *Device) roundedForAttention(dout, q View, qType Type) (rows [2]View, gi
 		}
 		return err
 	}
-	for i, x := range []tailRows{{dout, Float32}, {q, qType}} {
+	for _, x := range of {
 		if inChunks(x.x, x.xType) {
-			rows[i] = x.x
+			rows = append(rows, x.x)
 			continue
 		}
-		if rows[i], err = v.narrowRows(x.x, x.xType); err != nil {
-			return rows, nil, false, errors.Join(ifMemory(err), give())
+		to, err := v.narrowRows(x.x, x.xType)
+		if err != nil {
+			return nil, nil, false, errors.Join(ifMemory(err), give())
 		}
-		taken = append(taken, rows[i].At)
+		rows, taken = append(rows, to), append(taken, to.At)
 	}
 	return rows, give, true, nil
 }

@@ -91,7 +91,7 @@ func init() {
 			}
 			return c
 		},
-		"outer_product": outerCost, "attention": attentionCost(false), "attention_few": attentionCost(false), "attention_part": attentionCost(true),
+		"outer_group": outerGroupCost, "outer_product": outerCost, "attention": attentionCost(false), "attention_few": attentionCost(false), "attention_part": attentionCost(true),
 		"group_attention": attentionCost(false), "tensor_attention": attentionCost(false), "tensor_attention_few": attentionCost(false), "tensor_attention_part": attentionCost(true),
 		"attention_merge": rowCost(func(a *C.attention_arguments) float64 {
 			return 4*float64(a.q.rows*a.c.heads*a.group*a.part_count*(a.c.dim+2)) + float32s(a.o)
@@ -263,6 +263,24 @@ func outerCost(g grid, a unsafe.Pointer) (c cost) {
 		}
 		c.flop += 2 * float64(j.a.rows) * elements(j.g)
 		c.steps = max(c.steps, int64(j.a.rows))
+		c.bytes += float32s(j.a) + float32s(j.b) + float32s(j.g)
+		if j.first == 0 {
+			c.bytes += float32s(j.g)
+		}
+	}
+	return c
+}
+
+// outerGroupCost is theirs by groups of rows. A multiplication is six.
+func outerGroupCost(g grid, a unsafe.Pointer) (c cost) {
+	arguments := (*C.outer_arguments)(a)
+	jobs := int64(0)
+	for _, t := range listAt[C.outer_tile](arguments.tiles, g.x) {
+		jobs = max(jobs, int64(t.job)+1)
+	}
+	for _, j := range listAt[C.outer_group_job](arguments.jobs, jobs) {
+		c.flop += 6 * 2 * float64(j.count) * outerGroupRows * elements(j.g)
+		c.steps = max(c.steps, int64(j.count))
 		c.bytes += float32s(j.a) + float32s(j.b) + float32s(j.g)
 		if j.first == 0 {
 			c.bytes += float32s(j.g)

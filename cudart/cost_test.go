@@ -7,7 +7,7 @@ import (
 
 // What a kernel costs is known of every one, so that a device that is not there takes whatever a real one does.
 func TestEveryKernelHasACost(t *testing.T) {
-	for _, k := range slices.Concat(kernels, warpgroupKernels, groupAttentionKernels) {
+	for _, k := range slices.Concat(kernels, warpgroupKernels, groupAttentionKernels, outerGroupKernels) {
 		if costs[family(k.name)] == nil {
 			t.Errorf("%s: no cost of %q", k.name, family(k.name))
 		}

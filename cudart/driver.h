@@ -100,7 +100,7 @@ enum { CUDA_FUNCTION_COUNT = 0 CUDA_FUNCTIONS(CUDA_ONE) CUDA_GRAPH_FUNCTIONS(CUD
 #undef CUDA_ONE
 extern const library_function cuda_functions[CUDA_FUNCTION_COUNT];
 
-enum { KERNEL_LIMIT = 208, MODULE_LIMIT = 4 };
+enum { KERNEL_LIMIT = 208, MODULE_LIMIT = 5 };
 
 // One device: its primary context, one stream, the kernels.
 typedef struct device {

@@ -216,6 +216,9 @@ const (
 
 // kernelOf gives kernel k of whichever module.
 func kernelOf(k int) kernel {
+	if k >= kOuterGroup {
+		return outerGroupKernels[k-kOuterGroup]
+	}
 	if k >= kGroupAttention {
 		return groupAttentionKernels[k-kGroupAttention]
 	}

@@ -71,6 +71,16 @@ typedef struct {
   int64_t apart; // so many rows, the last ones, are a chain of their own, whose sum is added to g
 } outer_product_job;
 
+// The same by groups of rows (outer_group.cu): a.rows, of which the first of the last apart groups begins the chain of its own.
+typedef struct {
+  int32_t first, count;
+} outer_rows;
+typedef struct {
+  view g, a, b;
+  uint64_t groups; // count of outer_rows
+  int32_t count, apart, first, reserved;
+} outer_group_job;
+
 // One block of an outer product: the tile that begins at these elements of the narrow and the wide side of a job's g, and has 2^power of the narrow one: 8, 16 or 32. The narrow side is g's rows unless these are more than
 // its columns.
 typedef struct {

@@ -125,6 +125,9 @@ template <int places> struct ring_reader {
   }
 };
 
+// left_of_tile reads 16 rows, from one on, and 16 columns, the d-th of a matrix of 64 rows, as the left operand.
+INLINE void left_of_tile(unsigned (&r)[4], const unsigned char *tile, int row, int d) { load_matrices(r, tile + place_of_chunk<ATTENTION_GROUP_ITEMS>(row + lane() % 16, 2 * d + lane() / 16)); }
+
 // keys_and_values has a bringing warpgroup fill the ring with the keys and the values of pages, one after the other.
 template <int D, int places, int ahead>
 INLINE void keys_and_values(ring_barriers b, unsigned char *ring, const cache &c, int64_t layer, const int32_t *pages, int64_t head, int from, int to) {
@@ -141,3 +144,73 @@ INLINE void keys_and_values(ring_barriers b, unsigned char *ring, const cache &c
 
 // as_row sees results as products take them.
 template <int n> INLINE float (&as_row(float (&v)[n][4]))[4 * n] { return *(float(*)[4 * n])v; }
+
+// A page in the running softmax of a warp's items, where a lane has scores of two items: fragments of groups of 16 keys, as results of products have them. The operations and their order are those of attention_tensor_forward.cu and
+// attention_tensor_backward.cu; in these they are not shared, because the compiler then takes more registers for heads of 256 elements than there are.
+
+// seen_keys are the keys that a lane's items see, counted from the lane's first in the fragments, whose first group begins at a key of the page.
+struct seen_keys {
+  int last[2], first[2];
+
+  INLINE seen_keys of(const int64_t (&position)[2], unsigned back, int64_t k0, bool all, int first_key) {
+    seen_keys k;
+    UNROLL for (int i = 0; i < 2; i++) {
+      k.last[i] = all || position[i] >= k0 + PAGE_KEYS ? PAGE_KEYS : (int)(position[i] - k0) - first_key - fragment_column();
+      k.first[i] = all || position[i] - k0 < back ? -PAGE_KEYS : (int)(position[i] - k0 - back) + 1 - first_key - fragment_column();
+    }
+    return k;
+  }
+  INLINE_MEMBER bool sees(int j, int e) const { return (8 * j + e % 2 <= last[e / 2]) & (8 * j + e % 2 >= first[e / 2]); }
+};
+
+// scale_scores gives the largest of each item's, of all lanes that have some of them.
+template <int n> INLINE void scale_scores(float (&score)[n][4], float (&top)[2], float scale, const seen_keys &keys) {
+  UNROLL for (int i = 0; i < 2; i++) top[i] = -infinity();
+  UNROLL for (int j = 0; j < n; j++)
+    UNROLL for (int e = 0; e < 4; e++) {
+      score[j][e] = score[j][e] * scale;
+      if (keys.sees(j, e)) top[e / 2] = larger(score[j][e], top[e / 2]);
+    }
+  UNROLL for (int i = 0; i < 2; i++)
+    for (int m = 1; m < 4; m *= 2) top[i] = larger(top[i], shuffle_xor(top[i], m));
+}
+
+// raise_tops makes top the largest score with those of before: exponentials are of a score less base, and what there was before is multiplied by fix.
+INLINE void raise_tops(float (&top)[2], const float (&before)[2], float (&base)[2], float (&fix)[2]) {
+  UNROLL for (int i = 0; i < 2; i++) {
+    top[i] = larger(top[i], before[i]);
+    base[i] = top[i] == -infinity() ? 0.0f : top[i];
+    fix[i] = before[i] == top[i] ? 1.0f : exp_rn(before[i] - base[i]);
+  }
+}
+
+// exponentials makes scores probabilities, but for the factor, and gives the lane's sums: a chain over the groups.
+template <int n> INLINE void exponentials(float (&score)[n][4], float (&part)[2], const float (&base)[2], const seen_keys &keys) {
+  part[0] = part[1] = 0.0f;
+  UNROLL for (int g = 0; g < n / 2; g++) {
+    float of_group[2] = {0.0f, 0.0f};
+    UNROLL for (int j = 2 * g; j < 2 * g + 2; j++)
+      UNROLL for (int e = 0; e < 4; e++) {
+        float p = exp_rn(score[j][e] - base[e / 2]);
+        here(p); // without branches
+        score[j][e] = keys.sees(j, e) ? p : 0.0f;
+        of_group[e / 2] = of_group[e / 2] + score[j][e];
+      }
+    UNROLL for (int i = 0; i < 2; i++) part[i] = part[i] + of_group[i];
+  }
+}
+
+// add_part adds a page's sums, of the four lanes that have an item, to those of before.
+INLINE void add_part(float (&sum)[2], float (&part)[2], const float (&fix)[2]) {
+  UNROLL for (int i = 0; i < 2; i++) {
+    for (int m = 1; m < 4; m *= 2) part[i] = part[i] + shuffle_xor(part[i], m);
+    sum[i] = fma_rn(sum[i], fix[i], part[i]);
+  }
+}
+
+// In the gradient: probability turns a score into its probability and by_p into the gradient by the score; both are zero for a key that the item does not see.
+INLINE void probability(float &score, float &by_p, bool sees, float scale, float lse, float delta) {
+  float p = exp_rn(score * scale - lse), ds = p * (by_p - delta) * scale;
+  score = sees ? p : 0.0f, by_p = sees ? ds : 0.0f;
+}
+INLINE float delta_of(const attention_backward_arguments &a, const sequence &s, int64_t item, int64_t head) { return memory<const float>(a.delta)[item_number(a.c, s, item, a.group, head)]; }

@@ -174,7 +174,7 @@ template <int D> struct group_attention_backward {
   }
 
   // queries: block (x, y) is a tile of 128 items and a key head.
-  static constexpr int page_places = D <= 64 ? 8 : 6, own_bytes = ATTENTION_GROUP_ITEMS * (D + SHARED_PAD) * 2 + tile_bytes; // queries on their way to registers, and dout
+  static constexpr int page_places = D <= 64 ? 8 : 6, own_bytes = 2 * tile_bytes; // queries on their way to registers, and dout
 
   // What a warpgroup has: items from first on, and the keys of the pages that they see.
   struct group_tile {
@@ -210,9 +210,9 @@ template <int D> struct group_attention_backward {
       for (; keys > 0; keys -= PAGE_KEYS) reader.skip(), reader.skip();
     };
     if (mine.first >= all) return skip(to - from);
-    tensor_row<D> *rows = (tensor_row<D> *)own;
     bring_items<D, ATTENTION_GROUP_ITEMS, 128>(dout, a.dout, s, mine.first, all, a.group, head, dim, thread_in_group());
-    round_items<D, ATTENTION_GROUP_ITEMS>(rows, a.q, BFLOAT16, s, mine.first, all, a.group, head, dim, thread_in_group());
+    bring_items<D, ATTENTION_GROUP_ITEMS, 128>(own, a.q, s, mine.first, all, a.group, head, dim, thread_in_group());
+    copy_async_commit();
     const unsigned back = back_of(s);
     float lse[2], delta[2];
     int position[2];
@@ -231,7 +231,7 @@ template <int D> struct group_attention_backward {
     publish();
     group_barrier();
     unsigned q[D / 16][4];
-    UNROLL for (int d = 0; d < D / 16; d++) left_fragment(q[d], rows + 16 * warp_in_group(), 16 * d);
+    UNROLL for (int d = 0; d < D / 16; d++) left_of_tile(q[d], own, 16 * warp_in_group(), d);
 
     float p[PAGE_KEYS / 8][4], ds[PAGE_KEYS / 8][4];
     auto scores = [&](int keys_at, int values_at) INLINED {

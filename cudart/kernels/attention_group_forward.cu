@@ -1,11 +1,11 @@
 // Causal attention over bfloat16 pages by warpgroups: the kernel of attention_tensor_forward.cu for many items. Each warpgroup has 64 items, which are a tile of those kernels, so that both go over the same pages and take what is not finite out of the same values.
+// q is rows of bfloat16 as copies of 16 bytes take them.
 #include "attention_group.h"
 
 template <int D> struct group_attention {
   static constexpr int tile_bytes = PAGE_KEYS * D * 2, places = D <= 64 ? 8 : 6, results = D / 8;
   // A warpgroup's own room: for its queries, then for values of which what is not finite has been taken out.
-  static constexpr int own_bytes = ATTENTION_GROUP_ITEMS * (D + SHARED_PAD) * 2, flags = PAGE_KEYS + 4;
-  static_assert(own_bytes >= tile_bytes && own_bytes % SWIZZLE_BLOCK == 0);
+  static constexpr int own_bytes = tile_bytes, flags = PAGE_KEYS + 4;
 
   // What a warpgroup has: items from first on, of which none are from all on, at these positions, and the keys of the pages that they see.
   struct group_tile {
@@ -79,12 +79,12 @@ template <int D> struct group_attention {
     }
     const unsigned back = back_of(s);
     unsigned q[D / 16][4];
-    tensor_row<D> *rows = (tensor_row<D> *)own;
-    round_items<D, ATTENTION_GROUP_ITEMS>(rows, a.q, a.q_type, s, mine.first, all, a.group, head, dim, thread_in_group());
+    bring_items<D, ATTENTION_GROUP_ITEMS, 128>(own, a.q, s, mine.first, all, a.group, head, dim, thread_in_group());
+    copy_async_commit();
     copy_async_wait<0>();
     publish(); // products never read these, but they may not follow copies that were not published
     group_barrier();
-    UNROLL for (int d = 0; d < D / 16; d++) left_fragment(q[d], rows + 16 * warp_in_group(), 16 * d);
+    UNROLL for (int d = 0; d < D / 16; d++) left_of_tile(q[d], own, 16 * warp_in_group(), d);
 
     state now;
     float total_top[2], total_sum[2], score[PAGE_KEYS / 8][4];

@@ -39,13 +39,12 @@ struct item_walk {
   }
 };
 
-// round_items brings items [first, first + n) of v, rounded; items from all on, and columns from dim to D, are zero. They are there after copy_async_wait and a barrier. TENSOR_THREADS threads do it, who is the number of one.
-template <int D, int n>
-INLINE void round_items(tensor_row<D> *to, const view &v, int type, const sequence &s, int64_t first, int64_t all, int64_t group, int64_t head, int64_t dim, const int who = thread()) {
+// round_items brings items [first, first + n) of v, rounded; items from all on, and columns from dim to D, are zero. They are there after copy_async_wait and a barrier.
+template <int D, int n> INLINE void round_items(tensor_row<D> *to, const view &v, int type, const sequence &s, int64_t first, int64_t all, int64_t group, int64_t head, int64_t dim) {
   static_assert(n * (D / 8) % TENSOR_THREADS == 0); // all threads have equally many pieces
   if (type == BFLOAT16 && v.at % 16 == 0 && v.stride % 8 == 0) { // they are as they are wanted
     constexpr int across = D / 8, step = TENSOR_THREADS / across;
-    const int row = who / across, d = who % across * 8;
+    const int row = thread() / across, d = thread() % across * 8;
     const bfloat16 *from = memory<const bfloat16>(v.at);
     item_walk w = item_walk::begin(v, s, first + row, step, group, head, dim);
     UNROLL for (int i = 0; i < n; i += step) {
@@ -58,7 +57,7 @@ INLINE void round_items(tensor_row<D> *to, const view &v, int type, const sequen
   }
   if (type == FLOAT32 && in_fours(v, FLOAT32)) { // several are asked for before the first is rounded
     constexpr int across = D / 4, step = TENSOR_THREADS / across, held = n / step < 8 ? n / step : 8;
-    const int row = who / across, d = who % across * 4;
+    const int row = thread() / across, d = thread() % across * 4;
     const float *from = memory<const float>(v.at);
     item_walk w = item_walk::begin(v, s, first + row, step, group, head, dim);
     for (int i0 = row; i0 < n; i0 += held * step) {
@@ -78,7 +77,7 @@ INLINE void round_items(tensor_row<D> *to, const view &v, int type, const sequen
     }
     return;
   }
-  for (int e = who; e < n * D; e += TENSOR_THREADS) {
+  for (int e = thread(); e < n * D; e += TENSOR_THREADS) {
     int i = e / D, d = e % D;
     to[i][d] = first + i < all && d < dim ? narrow(load_as_float(v.at, item_element(v, s, first + i, group, head, dim) + d, type)) : 0;
   }
@@ -99,72 +98,3 @@ template <int P> INLINE void right_fragments_down(unsigned (&r)[4], bfloat16 (*r
 INLINE void as_left(unsigned (&r)[4], const float (&low)[4], const float (&high)[4]) {
   r[0] = narrow_two(low[0], low[1]), r[1] = narrow_two(low[2], low[3]), r[2] = narrow_two(high[0], high[1]), r[3] = narrow_two(high[2], high[3]);
 }
-
-// A page in the running softmax of a warp's items, where a lane has scores of two items: fragments of groups of 16 keys, as results of products have them.
-
-// seen_keys are the keys that a lane's items see, counted from the lane's first in the fragments, whose first group begins at a key of the page.
-struct seen_keys {
-  int last[2], first[2];
-
-  INLINE seen_keys of(const int64_t (&position)[2], unsigned back, int64_t k0, bool all, int first_key) {
-    seen_keys k;
-    UNROLL for (int i = 0; i < 2; i++) {
-      k.last[i] = all || position[i] >= k0 + PAGE_KEYS ? PAGE_KEYS : (int)(position[i] - k0) - first_key - fragment_column();
-      k.first[i] = all || position[i] - k0 < back ? -PAGE_KEYS : (int)(position[i] - k0 - back) + 1 - first_key - fragment_column();
-    }
-    return k;
-  }
-  INLINE_MEMBER bool sees(int j, int e) const { return (8 * j + e % 2 <= last[e / 2]) & (8 * j + e % 2 >= first[e / 2]); }
-};
-
-// scale_scores gives the largest of each item's, of all lanes that have some of them.
-template <int n> INLINE void scale_scores(float (&score)[n][4], float (&top)[2], float scale, const seen_keys &keys) {
-  UNROLL for (int i = 0; i < 2; i++) top[i] = -infinity();
-  UNROLL for (int j = 0; j < n; j++)
-    UNROLL for (int e = 0; e < 4; e++) {
-      score[j][e] = score[j][e] * scale;
-      if (keys.sees(j, e)) top[e / 2] = larger(score[j][e], top[e / 2]);
-    }
-  UNROLL for (int i = 0; i < 2; i++)
-    for (int m = 1; m < 4; m *= 2) top[i] = larger(top[i], shuffle_xor(top[i], m));
-}
-
-// raise_tops makes top the largest score with those of before: exponentials are of a score less base, and what there was before is multiplied by fix.
-INLINE void raise_tops(float (&top)[2], const float (&before)[2], float (&base)[2], float (&fix)[2]) {
-  UNROLL for (int i = 0; i < 2; i++) {
-    top[i] = larger(top[i], before[i]);
-    base[i] = top[i] == -infinity() ? 0.0f : top[i];
-    fix[i] = before[i] == top[i] ? 1.0f : exp_rn(before[i] - base[i]);
-  }
-}
-
-// exponentials makes scores probabilities, but for the factor, and gives the lane's sums: a chain over the groups.
-template <int n> INLINE void exponentials(float (&score)[n][4], float (&part)[2], const float (&base)[2], const seen_keys &keys) {
-  part[0] = part[1] = 0.0f;
-  UNROLL for (int g = 0; g < n / 2; g++) {
-    float of_group[2] = {0.0f, 0.0f};
-    UNROLL for (int j = 2 * g; j < 2 * g + 2; j++)
-      UNROLL for (int e = 0; e < 4; e++) {
-        float p = exp_rn(score[j][e] - base[e / 2]);
-        here(p); // without branches
-        score[j][e] = keys.sees(j, e) ? p : 0.0f;
-        of_group[e / 2] = of_group[e / 2] + score[j][e];
-      }
-    UNROLL for (int i = 0; i < 2; i++) part[i] = part[i] + of_group[i];
-  }
-}
-
-// add_part adds a page's sums, of the four lanes that have an item, to those of before.
-INLINE void add_part(float (&sum)[2], float (&part)[2], const float (&fix)[2]) {
-  UNROLL for (int i = 0; i < 2; i++) {
-    for (int m = 1; m < 4; m *= 2) part[i] = part[i] + shuffle_xor(part[i], m);
-    sum[i] = fma_rn(sum[i], fix[i], part[i]);
-  }
-}
-
-// In the gradient: probability turns a score into its probability and by_p into the gradient by the score; both are zero for a key that the item does not see.
-INLINE void probability(float &score, float &by_p, bool sees, float scale, float lse, float delta) {
-  float p = exp_rn(score * scale - lse), ds = p * (by_p - delta) * scale;
-  score = sees ? p : 0.0f, by_p = sees ? ds : 0.0f;
-}
-INLINE float delta_of(const attention_backward_arguments &a, const sequence &s, int64_t item, int64_t head) { return memory<const float>(a.delta)[item_number(a.c, s, item, a.group, head)]; }

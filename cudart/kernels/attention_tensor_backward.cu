@@ -48,6 +48,16 @@ template <int D> struct tensor_attention_backward {
     }
   }
 
+  // probability turns a score into its probability and by_p into the gradient by the score; both are zero for a key that the item does not see.
+  INLINE void probability(float &score, float &by_p, bool sees, float scale, float lse, float delta) {
+    float p = exp_rn(score * scale - lse), ds = p * (by_p - delta) * scale;
+    score = sees ? p : 0.0f, by_p = sees ? ds : 0.0f;
+  }
+
+  INLINE float delta_of(const attention_backward_arguments &a, const sequence &s, int64_t item, int64_t head) {
+    return memory<const float>(a.delta)[item_number(a.c, s, item, a.group, head)];
+  }
+
   // keys: block (x, z) is a tile whose item is a page number and a key head (page_of_block), and a part of the columns; a warp has 16 of the page's keys. A range of rows that begins behind the page goes on with the chains in dk and dv.
   INLINE void keys(const attention_backward_arguments &a) {
     DYNAMIC_SHARED(unsigned char, room);

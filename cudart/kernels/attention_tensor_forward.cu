@@ -89,9 +89,20 @@ template <int D, bool few, bool split> struct tensor_attention {
         add_group(fetched, d);
       }
     }
-    const seen_keys keys = seen_keys::of(position, back, k0, all, 16 * first_group);
-    float top[2], base[2], fix[2], part[2];
-    scale_scores(score, top, a.scale, keys);
+    int last[2], first[2]; // keys of the lane's that an item sees, counted from the lane's first
+    UNROLL for (int i = 0; i < 2; i++) {
+      last[i] = all || position[i] >= k0 + PAGE_KEYS ? PAGE_KEYS : (int)(position[i] - k0) - 16 * first_group - fragment_column();
+      first[i] = all || position[i] - k0 < back ? -PAGE_KEYS : (int)(position[i] - k0 - back) + 1 - 16 * first_group - fragment_column();
+    }
+    auto sees = [&](int j, int e) { return (8 * j + e % 2 <= last[e / 2]) & (8 * j + e % 2 >= first[e / 2]); };
+    float top[2] = {-infinity(), -infinity()};
+    UNROLL for (int j = 0; j < 2 * key_groups; j++)
+      UNROLL for (int e = 0; e < 4; e++) {
+        score[j][e] = score[j][e] * a.scale;
+        if (sees(j, e)) top[e / 2] = larger(score[j][e], top[e / 2]);
+      }
+    UNROLL for (int i = 0; i < 2; i++)
+      for (int m = 1; m < 4; m *= 2) top[i] = larger(top[i], shuffle_xor(top[i], m));
     if constexpr (few) {
       UNROLL for (int i = 0; i < 2; i++)
         if (lane() % 4 == 0) t.tops[fragment_row() + 8 * i][warp()] = top[i];
@@ -99,8 +110,24 @@ template <int D, bool few, bool split> struct tensor_attention {
       UNROLL for (int i = 0; i < 2; i++)
         UNROLL for (int w = 0; w < 4; w++) top[i] = larger(top[i], t.tops[fragment_row() + 8 * i][w]);
     }
-    raise_tops(top, s.top, base, fix);
-    exponentials(score, part, base, keys);
+    float base[2], fix[2], part[2];
+    UNROLL for (int i = 0; i < 2; i++) {
+      top[i] = larger(top[i], s.top[i]);
+      base[i] = top[i] == -infinity() ? 0.0f : top[i];
+      fix[i] = s.top[i] == top[i] ? 1.0f : exp_rn(s.top[i] - base[i]);
+      part[i] = 0.0f;
+    }
+    UNROLL for (int g = 0; g < key_groups; g++) {
+      float of_group[2] = {0.0f, 0.0f};
+      UNROLL for (int j = 2 * g; j < 2 * g + 2; j++)
+        UNROLL for (int e = 0; e < 4; e++) {
+          float p = exp_rn(score[j][e] - base[e / 2]);
+          here(p); // without branches
+          score[j][e] = sees(j, e) ? p : 0.0f;
+          of_group[e / 2] = of_group[e / 2] + score[j][e];
+        }
+      UNROLL for (int i = 0; i < 2; i++) part[i] = part[i] + of_group[i];
+    }
     if constexpr (few) {
       UNROLL for (int i = 0; i < 2; i++) t.sums[fragment_row() + 8 * i][4 * warp() + lane() % 4] = part[i];
       UNROLL for (int j = 0; j < 2; j++)
@@ -116,8 +143,11 @@ template <int D, bool few, bool split> struct tensor_attention {
         part[i] = 0.0f;
         UNROLL for (int w = 0; w < 4; w++) part[i] = part[i] + t.sums[fragment_row() + 8 * i][4 * w + lane() % 4];
       }
-    add_part(s.sum, part, fix);
-    UNROLL for (int i = 0; i < 2; i++) s.top[i] = top[i];
+    UNROLL for (int i = 0; i < 2; i++) {
+      for (int m = 1; m < 4; m *= 2) part[i] = part[i] + shuffle_xor(part[i], m);
+      s.sum[i] = fma_rn(s.sum[i], fix[i], part[i]);
+      s.top[i] = top[i];
+    }
     UNROLL for (int c = 0; c < results; c++)
       UNROLL for (int e = 0; e < 4; e++) s.o[c][e] = s.o[c][e] * fix[e / 2];
     if (!all) clean_values(t, s, k0, position, back);

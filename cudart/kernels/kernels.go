@@ -3,7 +3,7 @@ package kernels
 
 import "embed"
 
-// Sources are all files of the kernels, in one folder: kernels.cu includes all but warpgroup.cu, bulk.cu and attention_group.cu, which are modules of their own.
+// Sources are all files of the kernels, in one folder: kernels.cu includes all but warpgroup.cu, bulk.cu, attention_group.cu and outer_group.cu, which are modules of their own.
 //
 //go:embed *.cu *.h
 var Sources embed.FS

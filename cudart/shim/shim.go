@@ -115,7 +115,7 @@ func Directory(ctx context.Context, o Options) (string, error) {
 		name      string
 		arguments []string
 	}{
-		{"libcuda.so.1", []string{"-Wl,-soname," + filepath.Join(dir, "libcuda.so.1"), "-x", "c++", "kernels.cu", "warpgroup.cu", "bulk.cu", "attention_group.cu", "shim.cpp", "bulk.cpp", "streams.cpp", "driver.cpp"}},
+		{"libcuda.so.1", []string{"-Wl,-soname," + filepath.Join(dir, "libcuda.so.1"), "-x", "c++", "kernels.cu", "warpgroup.cu", "bulk.cu", "attention_group.cu", "outer_group.cu", "shim.cpp", "bulk.cpp", "streams.cpp", "driver.cpp"}},
 		{"libnccl.so.2", []string{"nccl.cpp", "-L.", "-l:libcuda.so.1"}},
 		{libraryFolder + "/libcublasLt.so.12", []string{"cublaslt.cpp", "-L.", "-l:libcuda.so.1"}},
 	} {
