@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tinsmith/tinsmith/backends/internal/tensor/cuda"
 	"github.com/tinsmith/tinsmith/cudart"
 )
 
@@ -29,6 +30,8 @@ func parse() (options, error) {
 	flag.IntVar(&p.Context, "context", 512, "with -predict: tokens before them")
 	flag.IntVar(&p.Rank, "rank", 32, "with -predict: of the adapter")
 	flag.BoolVar(&p.Recompute, "recompute", false, "with -predict: activations are computed again for the way back")
+	flag.StringVar(&p.Attention, "attention", "", "with -predict: "+cuda.AttentionWarpgroups+", as backend.attention")
+	flag.StringVar(&p.Gradients, "adapter-gradients", "", "with -predict: "+cuda.GradientsTensorCores+", as backend.adapter_gradients")
 	flag.Usage = func() {
 		fmt.Fprintf(flag.CommandLine.Output(), "%s\nFlags:\n", firstHalfHour)
 		flag.PrintDefaults()

@@ -37,6 +37,8 @@ type workload struct {
 	Copies             float64  // GB/s that a copy has there, read and written; 0: not measured
 	Kernels            bool     // times by kernel are wanted
 	Kinds              []string // of measurements; none: all
+	// Of a GPU that is not there; one that is has what Section says.
+	Attention, Gradients string
 }
 
 var workloads = []workload{
@@ -72,7 +74,7 @@ func load(ctx context.Context, w workload, dir, plugin, placement, dtype string,
 	var first tensor.Device
 	e := engine.New(engine.Options{Plugin: plugin, Version: "devicebench", Registry: architectures.All(), Log: slog.New(slog.DiscardHandler),
 		OpenDevice: func(c engine.Config) (tensor.Device, error) {
-			d, err := device.Open(device.Options{Name: c.Device, Threads: c.Threads, CUDALibraries: libraries, Products: c.Products, Attention: c.Attention, Weights: c.Weights})
+			d, err := device.Open(device.Options{Name: c.Device, Threads: c.Threads, CUDALibraries: libraries, Products: c.Products, Attention: c.Attention, Gradients: c.Gradients, Weights: c.Weights})
 			if first == nil && err == nil {
 				first = d
 			}

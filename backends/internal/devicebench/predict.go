@@ -30,7 +30,7 @@ type planned struct {
 // plan has the passes of a workload launched on a GPU of a kind that need not be there: a training pass of so many sequences with one adapter and
 // activations that are kept or computed again, and a decoding step after the context. dir has the model's config.json at least.
 func (w workload) plan(ctx context.Context, dir, kind string, sequences int, recompute bool) (training, decoding planned, err error) {
-	d, launches, err := cuda.NewAbsent(kind)
+	d, launches, err := cuda.NewAbsent(kind, cuda.Options{Attention: w.Attention, Gradients: w.Gradients})
 	if err != nil {
 		return training, decoding, err
 	}
@@ -229,6 +229,8 @@ func (p planned) modelFLOP() (flop float64) {
 		switch {
 		case strings.Contains(l.Kernel, "attention_backward"), strings.HasPrefix(l.Kernel, "delta_within"), strings.HasPrefix(l.Kernel,
 			"delta_across"), strings.HasPrefix(l.Kernel, "delta_gradients"):
+		case strings.HasPrefix(l.Kernel, "outer_group"): // which does each product in parts
+			flop += l.FLOP / 6
 		default:
 			flop += l.FLOP
 		}

@@ -160,7 +160,7 @@ func TestPredictedGPUs(t *testing.T) {
 			}
 		}
 	}
-	if _, _, err := cuda.NewAbsent("TPU"); err == nil || !strings.Contains(err.Error(), "H100, H200, A100, B200") {
+	if _, _, err := cuda.NewAbsent("TPU", cuda.Options{}); err == nil || !strings.Contains(err.Error(), "H100, H200, A100, B200") {
 		t.Errorf("a GPU that is not known: %v", err)
 	}
 	g := gpu{copies: 1000, launch: 2, blocks: 10, cache: 100, share: 20, of: []class{{"mul", 10, 0.5, 1}, {"", 0, 1, 0}}}

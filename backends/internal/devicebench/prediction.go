@@ -18,6 +18,7 @@ type prediction struct {
 	Model, Device                             string // "": all of both
 	Sequences, Length, Streams, Context, Rank int
 	Recompute                                 bool
+	Attention, Gradients                      string // as in `backend:`; "": kernels by warps, and chains
 }
 
 // predicted are the shapes that are known by name.
@@ -49,7 +50,7 @@ func (p *prediction) check() error {
 
 // workload is the passes' sizes.
 func (p *prediction) workload(s shape) workload {
-	return workload{Shape: s, Length: p.Length, Streams: p.Streams, Context: p.Context, Generated: 1, Rank: p.Rank}
+	return workload{Shape: s, Length: p.Length, Streams: p.Streams, Context: p.Context, Generated: 1, Rank: p.Rank, Attention: p.Attention, Gradients: p.Gradients}
 }
 
 // run prints the passes of a model on a device by kernel or, without a model, the report's section.

@@ -59,7 +59,8 @@ var gpus = func() []gpu {
 		class{"product_", 250, 1, 0.02}, class{"routed", 100, 0.65, 0.02},
 		// Adapters' gradients: 128 multiply-adds in 162 instructions, 75 % of 67 TFLOP/s where all multiprocessors have a block; a row of the chain takes
 		// 28 ns.
-		class{"outer_", 50, 1, 0.028},
+		// Six instructions for each product; a group of 16 rows takes a warp about 400 clocks.
+		class{"outer_group", 300, 1, 0.23}, class{"outer_", 50, 1, 0.028},
 		// With exp computed before it is selected; without, 215.
 		class{"tensor_attention_few,tensor_attention_part", 100, 0.8, 0}, class{"tensor_attention_backward_keys", 150, 1,
 			0}, class{"tensor_attention_backward_queries", 140, 1, 0}, class{"tensor_attention", 300, 1, 0},

@@ -22,8 +22,18 @@ const (
 	attentionWarpgroups = "warpgroups"
 )
 
+// The values of Config.Gradients.
+const (
+	gradientsAuto        = "auto"
+	gradientsOwn         = "own"
+	gradientsTensorCores = "tensor_cores"
+)
+
 // checkProducts refuses what is for GPUs where there is none.
 func (c *Config) checkProducts() error {
+	if c.Gradients == gradientsTensorCores && c.Device != "auto" && !isCUDA(c.Device) {
+		return plugins.Invalidf("backend.adapter_gradients", "is %s, which is for GPUs, and there is the device %q", c.Gradients, c.Device)
+	}
 	if c.Attention == attentionWarpgroups && c.Device != "auto" && !isCUDA(c.Device) {
 		return plugins.Invalidf("backend.attention", "is %s, which is for GPUs, and there is the device %q", c.Attention, c.Device)
 	}

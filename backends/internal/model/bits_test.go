@@ -272,92 +272,100 @@ func TestTrainingBits(t *testing.T) {
 	for name, dir := range lawful(t, "odd", "qwen3", "phi3", "smollm3", "qwen3.5", "qwen3.5-moe", "gpt-oss") {
 		for _, d := range dtypes {
 			t.Run(name+"/"+d.String(), func(t *testing.T) {
-				gspo, err := loss.New("gspo", map[string]float64{"clip_low_threshold": 0, "clip_high_threshold": 1e6})
-				if err != nil {
-					t.Fatal(err)
-				}
-				type result struct {
-					logprobs [][]float32
-					losses   []float64
-					gradient []float32
-				}
-				var want []result
-				compare := func(what string, operations []*operation) {
-					t.Helper()
-					if want == nil {
-						for _, op := range operations {
-							want = append(want, result{op.logprobs, op.losses, op.gradient})
-						}
-					}
-					for i, op := range operations {
-						for j := range op.logprobs {
-							if !slices.Equal(op.logprobs[j], want[i].logprobs[j]) {
-								t.Errorf("%s: log-probabilities of operation %d, sequence %d differ", what, i, j)
-							}
-						}
-						if !slices.Equal(op.losses, want[i].losses) {
-							t.Errorf("%s: losses of operation %d differ", what, i)
-						}
-						if !slices.Equal(op.gradient, want[i].gradient) {
-							t.Errorf("%s: gradient of operation %d differs", what, i)
-						}
-					}
-				}
-				for _, setting := range []struct {
-					threads, logitsBytes int
-				}{{1, 0}, {2, 0}, {2, 17 * 4 * 512}, {1, 1}} { // chunks of logits: all rows, 12 rows, one
-					b := newBenchWith(t, dir, setting.threads, model.LoadOptions{DType: d, LogitsBytes: setting.logitsBytes})
-					r := rand.New(rand.NewPCG(7, 8))
-					first, second := b.randomAdapter(8, 1, true, true, true), b.ownExperts(4, 2)
-					var operations []*operation
-					for _, o := range []struct {
-						w *lora.Weights
-						n int
-					}{{first, 11}, {first, 3}, {second, 5}} {
-						op := &operation{w: o.w}
-						for i := range o.n {
-							n := 3 + 13*i%70
-							weights := make([]float32, n)
-							for j := range weights {
-								if i%3 > 0 && (j < n/3 || j%5 == 0) {
-									continue // a prompt, and gaps
-								}
-								weights[j] = float32(r.NormFloat64())
-							}
-							e := b.example(o.w, b.randomTokens(r, n), b.randomTokens(r, n), weights)
-							if len(operations) == 1 { // the second operation has a loss with a quantity per datum
-								e.Loss, e.Inputs = gspo, loss.Inputs{Advantages: weights, Logprobs: slices.Repeat([]float32{-6}, n), SequenceRatioMask: weights}
-							}
-							op.data = append(op.data, e)
-						}
-						operations = append(operations, op)
-					}
-					label := func(s string) string { return fmt.Sprintf("%+v, %s", setting, s) }
-					if b.run(operations, nil, model.TrainOptions{}) == 0 {
-						t.Error("no sum was joined in the pass")
-					}
-					compare(label("all at once"), operations)
-					for _, op := range operations {
-						b.run([]*operation{op}, nil, model.TrainOptions{})
-					}
-					compare(label("each operation alone"), operations)
-					if n := b.run(operations, slices.Repeat([]int{1}, 19), model.TrainOptions{}); n > 0 {
-						t.Errorf("%d sums were joined in passes of one sequence", n)
-					}
-					compare(label("each sequence alone"), operations)
-					b.run(operations, []int{4, 1, 9, 2, 3}, model.TrainOptions{})
-					compare(label("cut anyhow"), operations)
-					b.run(operations, nil, model.TrainOptions{StepWork: 2e5})
-					compare(label("in small steps"), operations)
-					b.run(operations, nil, model.TrainOptions{StepWork: 1, Recompute: true})
-					compare(label("in the smallest steps"), operations)
-					slices.Reverse(operations)
-					b.run(operations, []int{10, 9}, model.TrainOptions{Recompute: true})
-					slices.Reverse(operations)
-					compare(label("operations in another order, layers computed again"), operations)
-				}
+				trainingBits(t, dir, d, []trainingSetting{{1, 0}, {2, 0}, {2, 17 * 4 * 512}, {1, 1}}) // chunks of logits: all rows, 12 rows, one
 			})
 		}
+	}
+}
+
+// trainingSetting is what must not matter either.
+type trainingSetting struct {
+	threads, logitsBytes int
+}
+
+func trainingBits(t *testing.T, dir string, d tensor.DType, settings []trainingSetting) {
+	t.Helper()
+	gspo, err := loss.New("gspo", map[string]float64{"clip_low_threshold": 0, "clip_high_threshold": 1e6})
+	if err != nil {
+		t.Fatal(err)
+	}
+	type result struct {
+		logprobs [][]float32
+		losses   []float64
+		gradient []float32
+	}
+	var want []result
+	compare := func(what string, operations []*operation) {
+		t.Helper()
+		if want == nil {
+			for _, op := range operations {
+				want = append(want, result{op.logprobs, op.losses, op.gradient})
+			}
+		}
+		for i, op := range operations {
+			for j := range op.logprobs {
+				if !slices.Equal(op.logprobs[j], want[i].logprobs[j]) {
+					t.Errorf("%s: log-probabilities of operation %d, sequence %d differ", what, i, j)
+				}
+			}
+			if !slices.Equal(op.losses, want[i].losses) {
+				t.Errorf("%s: losses of operation %d differ", what, i)
+			}
+			if !slices.Equal(op.gradient, want[i].gradient) {
+				t.Errorf("%s: gradient of operation %d differs", what, i)
+			}
+		}
+	}
+	for _, setting := range settings {
+		b := newBenchWith(t, dir, setting.threads, model.LoadOptions{DType: d, LogitsBytes: setting.logitsBytes})
+		r := rand.New(rand.NewPCG(7, 8))
+		first, second := b.randomAdapter(8, 1, true, true, true), b.ownExperts(4, 2)
+		var operations []*operation
+		for _, o := range []struct {
+			w *lora.Weights
+			n int
+		}{{first, 11}, {first, 3}, {second, 5}} {
+			op := &operation{w: o.w}
+			for i := range o.n {
+				n := 3 + 13*i%70
+				weights := make([]float32, n)
+				for j := range weights {
+					if i%3 > 0 && (j < n/3 || j%5 == 0) {
+						continue // a prompt, and gaps
+					}
+					weights[j] = float32(r.NormFloat64())
+				}
+				e := b.example(o.w, b.randomTokens(r, n), b.randomTokens(r, n), weights)
+				if len(operations) == 1 { // the second operation has a loss with a quantity per datum
+					e.Loss, e.Inputs = gspo, loss.Inputs{Advantages: weights, Logprobs: slices.Repeat([]float32{-6}, n), SequenceRatioMask: weights}
+				}
+				op.data = append(op.data, e)
+			}
+			operations = append(operations, op)
+		}
+		label := func(s string) string { return fmt.Sprintf("%+v, %s", setting, s) }
+		if b.run(operations, nil, model.TrainOptions{}) == 0 {
+			t.Error("no sum was joined in the pass")
+		}
+		compare(label("all at once"), operations)
+		for _, op := range operations {
+			b.run([]*operation{op}, nil, model.TrainOptions{})
+		}
+		compare(label("each operation alone"), operations)
+		if n := b.run(operations, slices.Repeat([]int{1}, 19), model.TrainOptions{}); n > 0 {
+			t.Errorf("%d sums were joined in passes of one sequence", n)
+		}
+		compare(label("each sequence alone"), operations)
+		b.run(operations, []int{4, 1, 9, 2, 3}, model.TrainOptions{})
+		compare(label("cut anyhow"), operations)
+		b.run(operations, nil, model.TrainOptions{StepWork: 2e5})
+		compare(label("in small steps"), operations)
+		b.run(operations, nil, model.TrainOptions{StepWork: 1, Recompute: true})
+		compare(label("in the smallest steps"), operations)
+		slices.Reverse(operations)
+		b.run(operations, []int{10, 9}, model.TrainOptions{Recompute: true})
+		slices.Reverse(operations)
+		compare(label("operations in another order, layers computed again"), operations)
 	}
 }
 

@@ -48,6 +48,29 @@ func TestCUDAKernels(t *testing.T) {
 	})
 }
 
+// TestGradientsOnTensorCores: gradients that are summed by groups of rows have the same bits however a pass is cut and whatever is beside a sequence, also in steps, and are as near to float64 as is demanded of those by chains. Bits with E2E_LEVEL=all only: they take minutes.
+func TestGradientsOnTensorCores(t *testing.T) {
+	dir, file := shim.Require(t, shim.Options{}), filepath.Join(t.TempDir(), "kernels")
+	t.Setenv("FAKE_CUDA_KERNELS", file)
+	onCUDA(t, func() (tensor.Device, error) {
+		return cuda.New(cuda.Options{Device: "cuda:0", Libraries: []string{dir}, Gradients: cuda.GradientsTensorCores, Trusted: true})
+	}, func(t *testing.T) {
+		t.Cleanup(func() { oneGolden = "" })
+		oneGolden = "qwen3"
+		t.Run("gradients with bfloat16", TestBFloat16Gradients)
+		ran, err := os.ReadFile(file)
+		if err != nil || !strings.Contains(string(ran), "run outer_group\n") {
+			t.Errorf("outer_group did not run: %v", err)
+		}
+		if os.Getenv("E2E_LEVEL") != "all" {
+			return
+		}
+		t.Run("bits", func(t *testing.T) {
+			trainingBits(t, unpack(t, "qwen3"), tensor.BFloat16, []trainingSetting{{1, 17 * 4 * 512}})
+		})
+	})
+}
+
 // TestCUDAHybrid is the same for a model with linear attention.
 func TestCUDAHybrid(t *testing.T) {
 	dir, few := shim.Require(t, shim.Options{}), fewTypes()

@@ -322,8 +322,12 @@ func (l *Linear) gradients(p *Pass, dy, dinner, x, inner tensor.Tensor) error {
 				p.products = p.products[:n-2]
 			}
 		}
-		b := tensor.OuterProduct{G: to.B, A: dy.Slice(from, g.To), B: inner.Slice(from, g.To).Columns(0, rank), First: first, Apart: apart}
-		a := tensor.OuterProduct{G: to.A, A: dinner.Slice(from, g.To).Columns(0, rank), B: x.Slice(from, g.To), First: first, Apart: apart}
+		var positions []int32 // of a pass over some of the rows, the head's, there are none
+		if len(p.Positions) == dy.Rows {
+			positions = p.Positions[from:g.To]
+		}
+		b := tensor.OuterProduct{G: to.B, A: dy.Slice(from, g.To), B: inner.Slice(from, g.To).Columns(0, rank), First: first, Apart: apart, Positions: positions}
+		a := tensor.OuterProduct{G: to.A, A: dinner.Slice(from, g.To).Columns(0, rank), B: x.Slice(from, g.To), First: first, Apart: apart, Positions: positions}
 		to.Unset = false
 		for _, before := range p.products {
 			if before.G == b.G { // one chain, in order

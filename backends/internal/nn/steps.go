@@ -214,9 +214,23 @@ func (p *Pass) outerProduct(o tensor.OuterProduct) error {
 	second := o.A.Rows - o.Apart
 	part := func(from, to, apart int) error {
 		p.outer[0] = tensor.OuterProduct{G: o.G, A: o.A.Slice(from, to), B: o.B.Slice(from, to), First: o.First && from == 0, Apart: apart}
+		if o.Positions != nil {
+			p.outer[0].Positions = o.Positions[from:to]
+		}
 		return p.Device.OuterProducts(p.outer[:])
 	}
-	if err := p.rows(second, outerWork(1, o.G), func(from, to int) error { return part(from, to, 0) }); err != nil {
+	done := 0 // steps end where a group of positions does
+	if err := p.rows(second, outerWork(1, o.G), func(_, to int) error {
+		if to < second {
+			to = groupEnd(o.Positions, done, to)
+		}
+		if to == done {
+			return nil
+		}
+		from := done
+		done = to
+		return part(from, to, 0)
+	}); err != nil {
 		return err
 	}
 	if o.Apart == 0 {
@@ -226,6 +240,14 @@ func (p *Pass) outerProduct(o tensor.OuterProduct) error {
 		return err
 	}
 	return p.did(outerWork(o.Apart, o.G))
+}
+
+// groupEnd is the last row up to to, from on, at which a group of positions begins; from if there is none. Without positions it is to.
+func groupEnd(positions []int32, from, to int) int {
+	for positions != nil && to > from && positions[to]%tensor.PositionGroup != 0 {
+		to--
+	}
+	return to
 }
 
 // outerWork is the work of an outer product of so many rows.

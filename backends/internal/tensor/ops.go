@@ -252,11 +252,18 @@ type Multiplication struct {
 
 // OuterProduct is the arguments of Device.OuterProduct. With First, the chain starts from zero whatever G holds. The last Apart rows are not of it: they are a chain of their own, which starts from zero and whose sum is
 // added to G behind it, as if it had been summed elsewhere and added by Device.Add. With First there are rows before them.
+//
+// Positions, unless nil, are those of the rows in their sequences: the rows of one are beside each other, ascending, and another one begins at position 0. A device may then sum rows in groups that begin at multiples of PositionGroup, so that bits
+// are those of any cut into launches there; who cuts elsewhere gives nil, always for one G.
 type OuterProduct struct {
-	G, A, B Tensor
-	First   bool
-	Apart   int
+	G, A, B   Tensor
+	First     bool
+	Apart     int
+	Positions []int32
 }
+
+// PositionGroup is the number of positions that OuterProduct.Positions tells of.
+const PositionGroup = 16
 
 // AdamWUpdate is one set of parameters in Device.AdamW: tensors of one shape, and the settings of its step.
 type AdamWUpdate struct {

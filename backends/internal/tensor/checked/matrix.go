@@ -348,6 +348,9 @@ func (c *check) outer(p tensor.OuterProduct) {
 	if p.First && p.A.Rows == p.Apart {
 		c.fail("a first product needs rows")
 	}
+	if p.Positions != nil && len(p.Positions) != p.A.Rows {
+		c.fail("%d positions for %d rows", len(p.Positions), p.A.Rows)
+	}
 }
 
 func (d *device) StartCopies(copies []tensor.MatrixCopy) (func() error, error) {

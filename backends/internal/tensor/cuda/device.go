@@ -33,6 +33,9 @@
 //
 // With Options.Attention of AttentionWarpgroups, attention of many rows and its gradient are by the warpgroups of Hopper for heads of up to 128 elements, likewise where a check in another process finds the same bits and less time.
 //
+// With Options.Gradients of GradientsTensorCores, adapters' gradients of rows whose positions are known are sums of groups of 16 rows on tensor cores, of float32 numbers as two of bfloat16 each: other bits, which depend on no cut, and
+// another name of arithmetic.
+//
 // cuBLASLt may compute products of at least 128 rows with a model's weights. A row's bits may not depend on the rows beside it, and the library chooses the tile, the instruction and the cut of the inner axis by the whole
 // product's shape: so it gets no workspace, may neither cut the inner axis nor reduce, keeps one algorithm for each shape and class of rows, and is used only for shapes whose bits another process has compared with the
 // kernels' on this device when it was opened, or before (Options.Remember), by the very algorithm that process used; what differs stays with the kernels. An adapter's product, which rides in the kernels', needs a launch of its own behind it: where that takes longer they compute both. It adds what an output holds at the end of a sum, where the kernels begin with that, so products that are added to an output most likely stay with the kernels.
@@ -61,6 +64,10 @@ type Options struct {
 	Products string
 	// Attention says who computes attention of many rows over bfloat16 pages: AttentionAuto, AttentionOwn, AttentionWarpgroups. Empty means own.
 	Attention string
+	// Gradients says how the gradients of adapters are summed where their rows' positions are known: GradientsAuto, GradientsOwn, GradientsTensorCores. Empty means own.
+	Gradients string
+	// Trusted has what Attention and Gradients ask for used without a check of it in another process: for tests, where no time is less.
+	Trusted bool
 	// Weights are the shapes of the model's weights, each an Out and an In: cuBLASLt is checked, and used, for no others.
 	Weights [][2]int
 	// Remember is a folder, made if need be, where what was found out about products on a device is kept, so that it need not be found out at the next start: of the same device, kernels, driver, library and shapes. Empty: nowhere.
@@ -133,6 +140,7 @@ type device struct {
 	single, paired []cudart.Multiplication
 	rowGroups      []cudart.RowGroup
 	outer          []cudart.OuterProduct
+	outerGroups    []cudart.OuterGroupJob
 	routed         []cudart.RoutedProduct
 	outerRouted    []cudart.RoutedOuter
 
@@ -158,6 +166,9 @@ func (d *device) Arithmetic() string {
 	name := fmt.Sprintf("cuda-sm%d%d-driver%d", major, minor, d.v.DriverVersion())
 	if d.library != nil {
 		name += "-cublaslt" + d.library.Version()
+	}
+	if d.v.OuterGroupsLoaded() {
+		name += "-gradients16"
 	}
 	return name
 }

@@ -254,9 +254,17 @@ func (d *device) OuterProduct(g, a, b tensor.Tensor) error {
 }
 
 func (d *device) OuterProducts(products []tensor.OuterProduct) error {
-	d.outer = d.outer[:0]
+	d.outer, d.outerGroups = d.outer[:0], d.outerGroups[:0]
 	for _, p := range products {
+		if p.Positions != nil && d.v.OuterGroupsLoaded() {
+			d.outerGroups = append(d.outerGroups, cudart.OuterGroupJob{OuterProduct: cudart.OuterProduct{G: view(p.G), A: view(p.A), B: view(p.B), First: p.First, Apart: int64(p.Apart)}, Positions: p.Positions})
+			continue
+		}
 		d.outer = append(d.outer, cudart.OuterProduct{G: view(p.G), A: view(p.A), B: view(p.B), First: p.First, Apart: int64(p.Apart)})
 	}
-	return d.failed("outer products", d.v.OuterProducts(d.outer))
+	err := d.v.OuterProducts(d.outer)
+	if err == nil && len(d.outerGroups) > 0 {
+		err = d.v.OuterGroups(d.outerGroups)
+	}
+	return d.failed("outer products", err)
 }

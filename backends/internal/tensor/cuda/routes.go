@@ -17,6 +17,8 @@ type Routes struct {
 	Bulk bool
 	// Attention says that attention of many rows, and its gradient, are by warpgroups (AttentionWarpgroups).
 	Attention bool
+	// Gradients says that adapters' gradients are summed on tensor cores (GradientsTensorCores), by another arithmetic.
+	Gradients bool
 	// CuBLASLt is the version of the library if it computes products of Used of the model's Shapes, in both orientations and by classes of rows: of Apart
 	// of them also where an adapter's product would ride in the kernels'. If it
 	// computes none it is empty, and WithoutCuBLASLt says why.
@@ -38,6 +40,9 @@ func (r Routes) String() string {
 	}
 	if r.Attention {
 		text = "attention by warpgroups; " + text
+	}
+	if r.Gradients {
+		text = "adapters' gradients on tensor cores; " + text
 	}
 	if r.CuBLASLt != "" {
 		return fmt.Sprintf("%s, and by cuBLASLt %s in %d of %d shapes, of which %d with an adapter's product behind it", text, r.CuBLASLt, r.Used, r.Shapes, r.Apart)

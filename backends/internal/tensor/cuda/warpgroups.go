@@ -36,6 +36,7 @@ type checkTask struct {
 	CuBLASLt  *cublasltTask // nil: warpgroups are checked
 	Bulk      *bulkTask     // not nil: bulk copies are
 	Attention bool          // attention by warpgroups is
+	Gradients bool          // adapters' gradients on tensor cores are
 }
 
 func init() {
@@ -72,6 +73,8 @@ func checkHere(text string) error {
 		err = task.checkCuBLASLt(driver, v)
 	case task.Bulk != nil:
 		err = task.Bulk.check(v)
+	case task.Gradients:
+		err = checkGradients(v)
 	case task.Attention:
 		err = checkAttention(v)
 	default:
@@ -141,6 +144,7 @@ type known struct {
 	cublaslt   findings[cublasltFinding]
 	bulk       findings[bulkFinding]
 	attention  findings[attentionFinding]
+	gradients  findings[gradientsFinding]
 }
 
 var checks known
@@ -197,8 +201,13 @@ func openDevice(driver *cudart.Driver, ordinal int, o Options, known *known) (to
 			return to, err
 		}
 	}
-	if o.Attention == AttentionWarpgroups {
+	if o.Attention == AttentionWarpgroups && !o.Trusted {
 		if err := o.attention(driver, info, ordinal, known); err != nil {
+			return to, err
+		}
+	}
+	if o.Gradients == GradientsTensorCores && !o.Trusted {
+		if err := o.gradients(driver, info, ordinal, known); err != nil {
 			return to, err
 		}
 	}
@@ -231,6 +240,13 @@ func openDevice(driver *cudart.Driver, ordinal int, o Options, known *known) (to
 			return opened{}, errors.Join(fmt.Errorf("%w: %w", ErrAttention, err), to.Close())
 		}
 		to.routes.Attention, to.routes.Remembered = true, false
+	}
+	if o.Gradients == GradientsTensorCores {
+		if err := to.UseOuterGroups(); err != nil {
+			use.library.Close()
+			return opened{}, errors.Join(fmt.Errorf("%w: %w", ErrGradients, err), to.Close())
+		}
+		to.routes.Gradients, to.routes.Remembered = true, false
 	}
 	if len(use.products) > 0 {
 		if err := to.UseCuBLASLt(use.library, use.products, use.accumulate); err != nil {
