@@ -53,7 +53,7 @@ func module(name string) ([]byte, error) {
 	return text, nil
 }
 
-// KernelsHash is a hash of the kernels for devices like this one, those by warpgroups, by bulk copies and for attention included: what was found out about them holds for no others.
+// KernelsHash is a hash of the kernels for devices like this one, those by warpgroups, by bulk copies, for attention and for gradients included: what was found out about them holds for no others.
 func (i Information) KernelsHash() (string, error) {
 	_, text, err := ptx(i.Major, i.Minor)
 	if err != nil {
@@ -64,7 +64,7 @@ func (i Information) KernelsHash() (string, error) {
 	for _, extra := range []struct {
 		name string
 		has  bool
-	}{{warpgroupModule, i.Warpgroups()}, {bulkModule, i.Bulk()}, {attentionModule, i.Warpgroups()}} {
+	}{{warpgroupModule, i.Warpgroups()}, {bulkModule, i.Bulk()}, {attentionModule, i.Warpgroups()}, {outerModule, i.Warpgroups()}} {
 		if !extra.has {
 			continue
 		}
