@@ -149,14 +149,6 @@ type known struct {
 
 var checks known
 
-// opened is a device with what it uses.
-type opened struct {
-	*cudart.Device
-	info    cudart.Information
-	library *cudart.CuBLASLt // there, used or not, if its bits were found to be right for any shape; it is closed after the device
-	routes  Routes
-}
-
 // verdict is what the check of warpgroups has found.
 type verdict struct {
 	remembered bool
@@ -182,86 +174,6 @@ func (o *Options) warpgroups(driver *cudart.Driver, info cudart.Information, ord
 		slog.Warn("products of many rows do without warpgroups and take longer", "device", info.Name, "reason", found.err)
 	}
 	return found
-}
-
-// openDevice opens a device and has it use warpgroups if it has them and they were found to be right, and cuBLASLt if o wants it, it was, and it is faster.
-func openDevice(driver *cudart.Driver, ordinal int, o Options, known *known) (to opened, err error) {
-	info, err := driver.Information(ordinal)
-	if err != nil {
-		if v, failed := driver.Open(ordinal); failed == nil {
-			err = errors.Join(err, v.Close())
-		} else { // which says more
-			err = failed
-		}
-		return to, err
-	}
-	groups := o.warpgroups(driver, info, ordinal, known)
-	if o.Products == ProductsBulk {
-		if err := o.bulk(driver, info, ordinal, groups.err == nil, known); err != nil {
-			return to, err
-		}
-	}
-	if o.Attention == AttentionWarpgroups && !o.Trusted {
-		if err := o.attention(driver, info, ordinal, known); err != nil {
-			return to, err
-		}
-	}
-	if o.Gradients == GradientsTensorCores && !o.Trusted {
-		if err := o.gradients(driver, info, ordinal, known); err != nil {
-			return to, err
-		}
-	}
-	use, err := o.cublaslt(driver, info, ordinal, groups.err == nil, known)
-	if err != nil {
-		return to, err
-	}
-	if to.Device, err = driver.Open(ordinal); err != nil {
-		use.library.Close()
-		return to, err
-	}
-	if groups.err == nil {
-		if groups.err = to.UseWarpgroups(true); groups.err != nil {
-			slog.Warn("products of many rows do without warpgroups and take longer", "device", to.Name(), "reason", groups.err)
-		}
-	}
-	to.info, to.routes = info, Routes{Warpgroups: groups.err == nil, Remembered: (groups.remembered || !info.Warpgroups()) && use.remembered}
-	if groups.err != nil {
-		to.routes.WithoutWarpgroups = groups.err.Error()
-	}
-	if o.Products == ProductsBulk {
-		if err := to.UseBulk(); err != nil {
-			return opened{}, errors.Join(fmt.Errorf("%w: %w", ErrProducts, err), to.Close())
-		}
-		to.routes.Bulk, to.routes.Remembered = true, false
-	}
-	if o.Attention == AttentionWarpgroups {
-		if err := to.UseGroupAttention(true); err != nil {
-			use.library.Close()
-			return opened{}, errors.Join(fmt.Errorf("%w: %w", ErrAttention, err), to.Close())
-		}
-		to.routes.Attention, to.routes.Remembered = true, false
-	}
-	if o.Gradients == GradientsTensorCores {
-		if err := to.UseOuterGroups(); err != nil {
-			use.library.Close()
-			return opened{}, errors.Join(fmt.Errorf("%w: %w", ErrGradients, err), to.Close())
-		}
-		to.routes.Gradients, to.routes.Remembered = true, false
-	}
-	if len(use.products) > 0 {
-		if err := to.UseCuBLASLt(use.library, use.products, use.accumulate); err != nil {
-			err = use.named(err)
-			use.library.Close()
-			if o.Products == ProductsCuBLASLt {
-				return to, errors.Join(fmt.Errorf("%w: %w", ErrProducts, err), to.Close())
-			}
-			slog.Warn("products do without cuBLASLt", "device", to.Name(), "reason", err)
-			use = cublasltUse{without: err.Error()}
-		}
-	}
-	to.library = use.library
-	use.route(&to.routes)
-	return to, nil
 }
 
 func kindOf(driver *cudart.Driver, info cudart.Information) string {
