@@ -76,7 +76,7 @@ INLINE void add_some(addition *a, int64_t n) { // n is a multiple of LANES; all 
 static const addition nothing = {.done = SUMS};
 
 // bring_in waits for the weights of up to BROUGHT groups from b on, and asks for those behind them. A tile that is loaded from memory holds
-// up the loads after it, while so many loads of vectors wait together: memory gives a fifth more.
+// up the loads after it, while so many loads of vectors wait together.
 enum { BROUGHT = 2, BROUGHT_AHEAD = 1024 };
 INLINE void bring_in(const char *b, int64_t groups) {
   vi all = {0};
@@ -88,7 +88,8 @@ INLINE void bring_in(const char *b, int64_t groups) {
   WAIT_FOR(all);
 }
 
-// weights_expanded writes depth elements of the inner axis of a panel, from k on, as steps of bfloat16 pairs, and zeros as far as the last group goes.
+// weights_expanded writes depth elements of the inner axis of a panel, from k on, as steps of bfloat16 pairs, and zeros as far as the last
+// group goes.
 static void weights_expanded(const product_job *q, int64_t panel, int64_t k, int64_t depth, char *to) {
   const int64_t steps = div_up(depth, 2), whole = div_up(depth, AMX_GROUP) * GROUP_STEPS;
   if (q->w.type == E4M3) expand_e4m3(q->w, panel, k / 2, steps, (float *)to, q->permutes_bytes);

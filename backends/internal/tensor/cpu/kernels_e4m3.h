@@ -123,7 +123,7 @@ INLINE void expand_steps(const char *line, const char *from, int64_t n, float *t
   else t = e4m3_products_at(line);
   for (int64_t i = 0; i < n; i++, from += E4M3_STEP, to += PANEL) {
     vf x[PANEL / LANES];
-    ASK(from + 2048); // expanding takes as long as memory does
+    ASK(from + 2048); // so that memory works meanwhile
     if (look_up) e4m3_look_up(numbers, from, x);
     else e4m3_step(t, from, x);
     UNROLL for (int v = 0; v < PANEL / LANES; v++) vstore(to + v * LANES, x[v]);

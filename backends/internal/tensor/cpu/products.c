@@ -139,7 +139,9 @@ static bool shares(const kernels *k, part *p, const part *owner) {
 
 // Units of products by tiles: rows and panels whose sums stay in the second-level cache, so many that each brings in little of the rows
 // and of the weights for what it multiplies. There are fewer where weights are turned for each block of rows.
-enum { AMX_BLOCK_ROWS = 512, AMX_LEAST_PANELS = 8, AMX_MOST_PANELS = 16, AMX_FEW_BYTES = 1 << 20 };
+enum { AMX_BLOCK_ROWS = 512, AMX_LEAST_PANELS = 8, AMX_MOST_PANELS = 16 };
+// Of few rows: weights of a unit at most, so that its outputs are written in long runs (matmul_amx_few).
+enum { AMX_FEW_BYTES = 1 << 20 };
 
 // prepare_amx is prepare where there are tiles, for weights of bfloat16.
 static int64_t prepare_amx(const device *d, part *p, const product *g, bool head, view y, view x, int64_t share, const part *owner) {
