@@ -43,11 +43,12 @@ type couple struct {
 func newCouple(t testing.TB, backend, more settings, kill [2][]string) *couple {
 	t.Helper()
 	dir := t.TempDir()
-	return newCoupleOf(t, backend, more, kill, dir, schema(t, dir), nil)
+	file := schema(t, dir)
+	return newCoupleOf(t, backend, more, kill, dir, [2]string{file, file}, nil)
 }
 
-// newCoupleOf is newCouple with a database, which a file names, and files in a folder or, if it is not nil, in a bucket.
-func newCoupleOf(t testing.TB, backend, more settings, kill [2][]string, dir, database string, inBucket *buckettest.Server) *couple {
+// newCoupleOf is newCouple with a database, to which a file names the way of each gateway, and files in a folder or, if it is not nil, in a bucket.
+func newCoupleOf(t testing.TB, backend, more settings, kill [2][]string, dir string, database [2]string, inBucket *buckettest.Server) *couple {
 	t.Helper()
 	c := &couple{TB: t, files: filepath.Join(dir, "files"), active: -1, conns: map[net.Conn]int{}, stop: make(chan struct{})}
 	if err := os.Mkdir(c.files, 0o700); err != nil {
@@ -61,16 +62,16 @@ func newCoupleOf(t testing.TB, backend, more settings, kill [2][]string, dir, da
 	if _, measured := t.(*testing.B); measured {
 		lease = "3s"
 	}
-	shared := settings{"store": settings{"driver": "postgres", "url_file": database, "lease": lease}, "files": files}
-	for k, v := range more {
-		shared[k] = v
-	}
 	var err error
 	if c.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
 	c.url = "http://" + c.listener.Addr().String()
 	for i := range c.gateways {
+		shared := settings{"store": settings{"driver": "postgres", "url_file": database[i], "lease": lease}, "files": files}
+		for k, v := range more {
+			shared[k] = v
+		}
 		s := newServer(t, backend, shared)
 		s.kill = kill[i]
 		s.start()
@@ -242,7 +243,8 @@ func TestStandby(t *testing.T) {
 				files = buckettest.New(t)
 			}
 			dir := t.TempDir()
-			c := newCoupleOf(t, backend, recoveryOften(), kill, dir, schema(t, dir), files)
+			file := schema(t, dir)
+			c := newCoupleOf(t, backend, recoveryOften(), kill, dir, [2]string{file, file}, files)
 			var done atomic.Bool
 			var neighbours sync.WaitGroup
 			for i := range 3 {
@@ -354,28 +356,66 @@ func BenchmarkTakeover(b *testing.B) {
 	}
 }
 
+// coupleByLink are two gateways of which the first one reaches the database by a link, or both do. It gives the database's address, too.
+func coupleByLink(t *testing.T, backend settings, firstOnly bool) (c *couple, way *link.Link, database string) {
+	t.Helper()
+	dir := t.TempDir()
+	direct := schema(t, dir)
+	b, err := os.ReadFile(direct)
+	if err != nil {
+		t.Fatal(err)
+	}
+	through, err := url.Parse(string(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	way = link.New(t, through.Host)
+	through.Host = way.Address()
+	linked := filepath.Join(dir, "linked")
+	if err := os.WriteFile(linked, []byte(through.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	files := [2]string{linked, linked}
+	if firstOnly {
+		files[1] = direct
+	}
+	return newCoupleOf(t, backend, recoveryOften(), [2][]string{}, dir, files, nil), way, string(b)
+}
+
+// TestPartition cuts the gateway that serves off the database, and from it alone: the other one takes over, and the first one, which has been up all the time, ends itself when it reaches the database again.
+func TestPartition(t *testing.T) {
+	schema(t, t.TempDir()) // skips
+	backend := settings{"plugin": "fake"}
+	want, _, _, _ := live(t, victim{backend: backend})
+	c, way, _ := coupleByLink(t, backend, true)
+	first := c.gateways[0]
+	ended := first.ended
+	var disturbing sync.WaitGroup
+	disturbing.Go(func() {
+		time.Sleep(time.Duration(50+rand.IntN(200)) * time.Millisecond)
+		way.Hold(link.Back, true)
+		c.gateways[1].await("serving", func(h health) bool { return h.Status == "ok" })
+		time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond) // it works
+		way.Hold(link.Back, false)
+		select {
+		case <-ended:
+		case <-time.After(within):
+			t.Error("a gateway that another one has taken over from goes on")
+		}
+	})
+	got := c.script()
+	disturbing.Wait()
+	first.await("standby", func(h health) bool { return h.Status == "standby" })
+	c.end()
+	compare(t, got, want)
+}
+
 // TestDatabaseAway takes the database away from a gateway in several ways while a client works: new work is refused with 503 and Retry-After, what was begun waits, and everything goes on by itself, also with the gateway that served
 // before, although another one waits. All that comes out is what an undisturbed server gives.
 func TestDatabaseAway(t *testing.T) {
 	backend := settings{"plugin": "fake"}
-	dir := t.TempDir()
-	file := schema(t, dir)
-	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	database, err := url.Parse(string(b))
-	if err != nil {
-		t.Fatal(err)
-	}
 	want, _, _, _ := live(t, victim{backend: backend})
-	way := link.New(t, database.Host)
-	through := *database
-	through.Host = way.Address()
-	if err := os.WriteFile(file, []byte(through.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c := newCoupleOf(t, backend, recoveryOften(), [2][]string{}, dir, file, nil)
+	c, way, database := coupleByLink(t, backend, false)
 	first := c.serving()
 	var disturbing sync.WaitGroup
 	disturbing.Go(func() {
@@ -386,7 +426,7 @@ func TestDatabaseAway(t *testing.T) {
 			case 0: // as when the server is started again
 				way.Cut()
 			case 1:
-				db, err := sql.Open("pgx", database.String())
+				db, err := sql.Open("pgx", database)
 				if err == nil {
 					_, err = db.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'tinsmith %'")
 					err = errors.Join(err, db.Close())
