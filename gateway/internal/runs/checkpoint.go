@@ -261,7 +261,9 @@ func (c *Core) DeleteCheckpoint(ctx context.Context, owner, path, idempotencyKey
 
 // deleteCheckpoint takes a checkpoint out of the store, out of memory and off the disk.
 func (c *Core) deleteCheckpoint(ctx context.Context, cp *checkpoint, event string) error {
-	c.saveMu.Lock()
+	if err := c.takeTurn(); err != nil {
+		return err
+	}
 	defer c.saveMu.Unlock()
 	c.mu.Lock()
 	here, replaced := c.checkpoints[cp.Path] == cp, c.replacing[cp.Path]
@@ -296,7 +298,9 @@ func beingReplaced(path string) error {
 
 // change alters a checkpoint and stores it. Checkpoints are replaced, never changed in place: others may hold them.
 func (c *Core) change(ctx context.Context, owner, path string, entry AuditEntry, alter func(*checkpoint) bool) error {
-	c.saveMu.Lock()
+	if err := c.takeTurn(); err != nil {
+		return err
+	}
 	defer c.saveMu.Unlock()
 	c.mu.Lock()
 	cp, err := c.ownCheckpoint(owner, path)

@@ -410,12 +410,24 @@ func (c *Core) writeRecords(ctx context.Context, take func() []store.Record) err
 
 // write makes changes that are taken under mu; writes take effect in the order in which they were taken.
 func (c *Core) write(ctx context.Context, take func() store.Batch) error {
-	c.saveMu.Lock()
+	if err := c.takeTurn(); err != nil {
+		return err
+	}
 	defer c.saveMu.Unlock()
 	c.mu.Lock()
 	b := take()
 	c.mu.Unlock()
 	return c.commit(ctx, b)
+}
+
+// takeTurn locks saveMu for what a client asked for, which does not wait behind something that waits for a database that is away.
+func (c *Core) takeTurn() error {
+	for !c.saveMu.lockWithin(turnPatience) {
+		if t := store.TroubleOf(c.cfg.Store.Err()); t != nil && t.State == store.Failing {
+			return refusef(KindUnavailable, "%v", t)
+		}
+	}
+	return nil
 }
 
 // logged reports an error of background work that nobody waits for.
