@@ -74,7 +74,7 @@ func TestKernelsHash(t *testing.T) {
 	for _, c := range []struct {
 		info    Information
 		modules []string
-	}{{Information{Major: 8, Minor: 9}, nil}, {Information{Major: 9}, []string{warpgroupModule, bulkModule}}} {
+	}{{Information{Major: 8, Minor: 9}, nil}, {Information{Major: 9}, []string{warpgroupModule, bulkModule, attentionModule, outerModule}}} {
 		_, text, err := ptx(c.info.Major, c.info.Minor)
 		if err != nil {
 			t.Fatal(err)

@@ -3,12 +3,15 @@ package runs
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tinsmith/tinsmith/gateway/internal/store"
 )
@@ -161,7 +164,7 @@ func (c *Core) removeFiles(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	if err := os.RemoveAll(c.file(dir)); err != nil {
+	if err := removeFolder(c.file(dir)); err != nil {
 		return err
 	}
 	parts := strings.Split(dir, string(filepath.Separator))
@@ -176,6 +179,15 @@ func (c *Core) removeFiles(ctx context.Context, dir string) error {
 		os.Remove(filepath.Dir(c.file(dir))) // if it is empty
 	}
 	return nil
+}
+
+// removeFolder is os.RemoveAll for a folder into which somebody may just be writing its description: what came meanwhile goes too. Nothing new is begun there, for no record names it.
+func removeFolder(path string) error {
+	for again := 3; ; again-- {
+		if err := os.RemoveAll(path); again == 0 || !errors.Is(err, unix.ENOTEMPTY) {
+			return err
+		}
+	}
 }
 
 // places are the folders of the data directory that hold what records name, with the number of levels below them.

@@ -98,7 +98,10 @@ func (c *Core) acquire(ctx context.Context, b Backend, src source) (adapter stri
 				c.cool(s.run)
 			}, nil
 		}
-		if s.hot && s.dir == "" { // in another backend
+		if s.hot && s.dir == "" { // in another backend, or in the process that has replaced b
+			if now, ok := b.slot.current(); !ok || now.BootID != b.BootID {
+				return "", 0, nil, errReplaced
+			}
 			if err := c.publish(ctx, s); err != nil {
 				return "", 0, nil, err
 			}
