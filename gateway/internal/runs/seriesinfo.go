@@ -275,6 +275,10 @@ func (c *Core) Curves(ctx context.Context, v Viewer, runID string, q CurveQuery)
 	if err != nil {
 		return nil, err
 	}
+	// Nothing is written between the reading of what is not written, of the heads and of the blocks: a row would come twice.
+	writing := c.seriesMu.at(runID)
+	writing.Lock()
+	defer writing.Unlock()
 	c.mu.Lock()
 	pending := c.pendingRows(r)
 	c.mu.Unlock()
