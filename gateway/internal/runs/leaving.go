@@ -22,17 +22,20 @@ func (c *Core) watchLeaving(ctx context.Context, b Backend) {
 	}
 	s := b.slot
 	c.mu.Lock()
-	drained := s.drained
+	if !s.running || s.known.BootID != b.BootID { // it has ended by itself
+		c.mu.Unlock()
+		return
+	}
+	drained := s.drained // by somebody: that stays
+	err := c.drain(s, true)
+	s.leaves = err == nil && !drained
 	c.mu.Unlock()
-	if err := c.Drain(s.name, true); err != nil {
+	if err != nil {
 		c.log.Info("a backend is to end, and what it has waits for the next one", "backend", s.name)
 		b.Release("its process was asked to end")
 		return
 	}
 	c.log.Info("a backend is to end, and what it has moves to others", "backend", s.name)
-	c.mu.Lock()
-	s.leaves = !drained && s.running && s.known.BootID == b.BootID
-	c.mu.Unlock()
 	look := time.NewTicker(lookAgain)
 	defer look.Stop()
 	for c.needed(b) {

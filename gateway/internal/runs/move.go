@@ -364,30 +364,35 @@ func (c *Core) Drain(name string, on bool) error {
 	defer c.mu.Unlock()
 	for _, m := range c.models {
 		for _, s := range m.slots {
-			if s.name != name {
-				continue
+			if s.name == name {
+				return c.drain(s, on)
 			}
-			if on && !slices.ContainsFunc(m.slots, func(x *slot) bool { return x != s && !x.drained && x.failed == nil }) {
-				return invalidf("backend %s: cannot be drained: %s has no other backend that takes its work", quote(name), m.Name)
-			}
-			if s.drained == on {
-				return nil
-			}
-			s.drained = on
-			c.log.Info("a backend is drained, or takes work again", "backend", name, "drained", on)
-			if !on {
-				for _, r := range c.runs { // that had not left yet
-					if r.home == s && r.moving != nil && !r.moving.going {
-						c.endMove(r)
-						c.pump(r)
-					}
-				}
-			}
-			m.wake()
-			c.pumpSamples(m)
-			c.rebalance(m)
-			return nil
 		}
 	}
 	return notFoundf("no backend %s", quote(name))
+}
+
+// drain is Drain for a backend that is there. mu is held.
+func (c *Core) drain(s *slot, on bool) error {
+	m := s.model
+	if on && !slices.ContainsFunc(m.slots, func(x *slot) bool { return x != s && !x.drained && x.failed == nil }) {
+		return invalidf("backend %s: cannot be drained: %s has no other backend that takes its work", quote(s.name), m.Name)
+	}
+	if s.drained == on {
+		return nil
+	}
+	s.drained = on
+	c.log.Info("a backend is drained, or takes work again", "backend", s.name, "drained", on)
+	if !on {
+		for _, r := range c.runs { // that had not left yet
+			if r.home == s && r.moving != nil && !r.moving.going {
+				c.endMove(r)
+				c.pump(r)
+			}
+		}
+	}
+	m.wake()
+	c.pumpSamples(m)
+	c.rebalance(m)
+	return nil
 }

@@ -1,10 +1,8 @@
 package cuda
 
 import (
-	"encoding/json"
 	"fmt"
 	"log/slog"
-	"os"
 
 	"github.com/tinsmith/tinsmith/cudart"
 )
@@ -18,21 +16,13 @@ func (t *bulkTask) check(v *cudart.Device) error {
 	if err := v.UseWarpgroups(t.Warpgroups); err != nil {
 		return err
 	}
-	found, err := v.CheckBulk()
-	if err != nil {
-		return err
-	}
-	return json.NewEncoder(os.Stdout).Encode(found)
+	return tell(v.CheckBulk())
 }
 
 // CheckBulk has another process compare products by bulk copies with those by warps on a device, bit by bit, and take the times of a product with a weight in blocks and row by row. warpgroups says that the latter uses them. As with
 // CheckWarpgroups the program must have the same package in it.
-func CheckBulk(ordinal int, libraries []string, warpgroups bool) (found cudart.BulkCheck, err error) {
-	out, err := checkTask{Ordinal: ordinal, Libraries: libraries, Bulk: &bulkTask{Warpgroups: warpgroups}}.elsewhere()
-	if err == nil {
-		err = json.Unmarshal(out, &found)
-	}
-	return found, err
+func CheckBulk(ordinal int, libraries []string, warpgroups bool) (cudart.BulkCheck, error) {
+	return foundElsewhere[cudart.BulkCheck](checkTask{Ordinal: ordinal, Libraries: libraries, Bulk: &bulkTask{Warpgroups: warpgroups}})
 }
 
 // bulkFinding is what a check found, or why it found nothing.

@@ -1,11 +1,9 @@
 package cuda
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 
 	"github.com/tinsmith/tinsmith/cudart"
 )
@@ -22,21 +20,13 @@ var ErrGradients = errors.New("adapters' gradients as they are asked for cannot 
 
 // checkGradients has the process that checks look at outer products by groups of rows, and write a cudart.OuterGroupCheck.
 func checkGradients(v *cudart.Device) error {
-	found, err := v.CheckOuterGroups()
-	if err != nil {
-		return err
-	}
-	return json.NewEncoder(os.Stdout).Encode(found)
+	return tell(v.CheckOuterGroups())
 }
 
 // CheckGradients has another process see that outer products by groups of rows on a device have the same bits however they are cut, and are near to float64, and take their time. As with CheckWarpgroups the program must have the same package
 // in it.
-func CheckGradients(ordinal int, libraries []string) (found cudart.OuterGroupCheck, err error) {
-	out, err := checkTask{Ordinal: ordinal, Libraries: libraries, Gradients: true}.elsewhere()
-	if err == nil {
-		err = json.Unmarshal(out, &found)
-	}
-	return found, err
+func CheckGradients(ordinal int, libraries []string) (cudart.OuterGroupCheck, error) {
+	return foundElsewhere[cudart.OuterGroupCheck](checkTask{Ordinal: ordinal, Libraries: libraries, Gradients: true})
 }
 
 // gradientsFinding is what a check found, or why it found nothing.

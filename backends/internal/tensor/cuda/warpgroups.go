@@ -119,6 +119,23 @@ func (c checkTask) elsewhere() ([]byte, error) {
 	return nil, fmt.Errorf("%w: %s", errors.Join(ctx.Err(), err), said[max(0, len(said)-most):])
 }
 
+// tell has the process that checks write what it has found, as JSON.
+func tell[T any](found T, err error) error {
+	if err != nil {
+		return err
+	}
+	return json.NewEncoder(os.Stdout).Encode(found)
+}
+
+// foundElsewhere has another process check, and gives what it has told.
+func foundElsewhere[T any](t checkTask) (found T, err error) {
+	out, err := t.elsewhere()
+	if err == nil {
+		err = json.Unmarshal(out, &found)
+	}
+	return found, err
+}
+
 // findings keeps what checks found, by kind of device: one check is enough for all of a kind, and for all times that a process opens one.
 type findings[T any] struct {
 	mu    sync.Mutex

@@ -1,11 +1,9 @@
 package cuda
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 
 	"github.com/tinsmith/tinsmith/cudart"
 )
@@ -22,20 +20,12 @@ var ErrAttention = errors.New("attention as it is asked for cannot be had")
 
 // checkAttention has the process that checks compare attention by warpgroups with that by warps, and write a cudart.GroupAttentionCheck.
 func checkAttention(v *cudart.Device) error {
-	found, err := v.CheckGroupAttention()
-	if err != nil {
-		return err
-	}
-	return json.NewEncoder(os.Stdout).Encode(found)
+	return tell(v.CheckGroupAttention())
 }
 
 // CheckAttention has another process compare attention by warpgroups, and its gradient, with those by warps on a device, bit by bit, and take the times of both. As with CheckWarpgroups the program must have the same package in it.
-func CheckAttention(ordinal int, libraries []string) (found cudart.GroupAttentionCheck, err error) {
-	out, err := checkTask{Ordinal: ordinal, Libraries: libraries, Attention: true}.elsewhere()
-	if err == nil {
-		err = json.Unmarshal(out, &found)
-	}
-	return found, err
+func CheckAttention(ordinal int, libraries []string) (cudart.GroupAttentionCheck, error) {
+	return foundElsewhere[cudart.GroupAttentionCheck](checkTask{Ordinal: ordinal, Libraries: libraries, Attention: true})
 }
 
 // attentionFinding is what a check found, or why it found nothing.
