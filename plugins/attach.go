@@ -13,9 +13,12 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
 
 	"github.com/tinsmith/tinsmith/plugins/backendpb"
 )
@@ -97,10 +100,17 @@ func Attach(ctx context.Context, r AttachRequest) (*Attachment, error) {
 func (a *Attachment) dial(files bool) (*grpc.ClientConn, error) {
 	options := append(DialOptions(), grpc.WithIdleTimeout(0), grpc.WithStatsHandler(&connectionEnd{a.broke}), grpc.WithContextDialer(dialOnce()),
 		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			return invoke(leased(ctx, a.request.Number), method, req, reply, cc, opts...)
+			var trailer metadata.MD
+			err := invoke(leased(ctx, a.request.Number), method, req, reply, cc, append(opts, grpc.Trailer(&trailer))...)
+			a.heard(err, trailer)
+			return err
 		}),
 		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-			return open(leased(ctx, a.request.Number), desc, cc, method, opts...)
+			s, err := open(leased(ctx, a.request.Number), desc, cc, method, opts...)
+			if err != nil {
+				return nil, err
+			}
+			return &heldStream{s, a}, nil
 		}))
 	if files {
 		options = append(options, grpc.WithInitialWindowSize(requestWindow)) // a checkpoint's files are long, and read as they come
@@ -140,6 +150,31 @@ func dialOnce() func(context.Context, string) (net.Conn, error) {
 			return nil, errDialed
 		}
 		return (&net.Dialer{Timeout: handshakeTimeout}).DialContext(ctx, "tcp", address)
+	}
+}
+
+// heldStream notes that it ended because the lease did, or with its connection: whoever reads it may hear of that first.
+type heldStream struct {
+	grpc.ClientStream
+	a *Attachment
+}
+
+func (s *heldStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if err == nil {
+		return nil
+	}
+	s.a.heard(err, s.Trailer())
+	if _, said := fromStatus(err); !said && status.Code(err) == codes.Unavailable {
+		s.a.broke()
+	}
+	return err
+}
+
+// heard loses the lease if a call's error says that it is over.
+func (a *Attachment) heard(err error, trailer metadata.MD) {
+	if e, ok := fromStatus(err); err != nil && ok && len(trailer.Get(leaseKey)) > 0 {
+		a.lose(e.Message, true)
 	}
 }
 

@@ -20,6 +20,9 @@ import (
 // leaseKey is the metadata of a call with the number of the lease that it is made under.
 const leaseKey = "tinsmith-lease"
 
+// leaseOver comes with the error of a call whose lease ended before it did: the error says why. So a gateway knows the reason however the news of it come.
+var leaseOver = metadata.Pairs(leaseKey, "over")
+
 // holder is who has taken a lease, as it is kept in the data directory: so that a number that was outrun stays refused when the process is another one.
 type holder struct {
 	Number  uint64 `json:"number"`
@@ -253,6 +256,7 @@ func (l *leases) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	}
 	answer, err := handler(context.WithValue(in, leaseContext{}, one), req)
 	if over := leave(); over != nil {
+		_ = grpc.SetTrailer(ctx, leaseOver) // without it the gateway hears of it by the stream that holds the lease
 		return nil, toStatus(over)
 	}
 	return answer, err
@@ -269,6 +273,7 @@ func (l *leases) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInf
 	}
 	err = handler(srv, &leasedStream{s, context.WithValue(in, leaseContext{}, one), one})
 	if over := leave(); over != nil {
+		s.SetTrailer(leaseOver)
 		return toStatus(over)
 	}
 	return err

@@ -178,6 +178,9 @@ func (l *Listener) Address() string { return l.listener.Addr().String() }
 func (l *Listener) Serve() error {
 	defer l.release()
 	err := l.server.Serve(l.listener)
+	if errors.Is(err, grpc.ErrServerStopped) { // before it began
+		err = nil
+	}
 	l.leases.finishing.Wait()
 	return err
 }
