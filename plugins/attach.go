@@ -52,8 +52,11 @@ type Attachment struct {
 	told   bool // the backend itself said why it ended, or this side ended it
 }
 
-// probeTimeout is how long a lost backend's process is asked whether it lives.
-const probeTimeout = 2 * time.Second
+const (
+	probeTimeout   = 2 * time.Second // how long a lost backend's process is asked whether it lives
+	restartTimeout = 3 * time.Second // how long the next process is waited for, which knows how the last one ended
+	restartPoll    = 50 * time.Millisecond
+)
 
 // Attach takes the lease of a backend and holds it until it is lost or Close. ctx is for the attaching only. An error of the backend's is a *Error: KindUnavailable if it may succeed later, as with a higher number; KindInvalid, with a
 // field such as "config.model", if not.
@@ -306,7 +309,8 @@ func (a *Attachment) Close() {
 	<-a.closed
 }
 
-// Crashed tells, once the lease is lost, whether the backend's process has crashed: it said nothing, and is not there any more. It takes up to two seconds. One that cannot be reached does not count: nobody knows.
+// Crashed tells, once the lease is lost, whether the backend's process has crashed: it said nothing and is not there any more, and the next one, if it comes soon, does not say that somebody else ended it. It takes some seconds at most.
+// One that cannot be reached does not count: nobody knows.
 func (a *Attachment) Crashed(ctx context.Context) bool {
 	a.mu.Lock()
 	told := a.told
@@ -314,28 +318,47 @@ func (a *Attachment) Crashed(ctx context.Context) bool {
 	if told {
 		return false
 	}
+	ctx, cancel := context.WithTimeout(ctx, restartTimeout)
+	defer cancel()
+	for {
+		hello, refused := a.hello(ctx)
+		switch {
+		case hello != nil:
+			return hello.GetProcess() != a.process && !slices.Contains(hello.GetEndedOutside(), a.process)
+		case !refused:
+			return false
+		}
+		select { // its platform may start the next one
+		case <-ctx.Done():
+			return true
+		case <-time.After(restartPoll):
+		}
+	}
+}
+
+// hello asks who is there, by a connection of its own; nil: nobody answers, and whether the machine says that nobody listens.
+func (a *Attachment) hello(ctx context.Context) (answer *backendpb.HelloResponse, refused bool) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	secure, err := a.request.credentials()
 	if err != nil {
-		return false
+		return nil, false
 	}
-	var refused atomic.Bool
+	var nobody atomic.Bool
 	dial := dialOnce()
 	conn, err := grpc.NewClient("passthrough:///"+a.request.Address, grpc.WithTransportCredentials(secure), grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 		c, err := dial(ctx, address)
 		if errors.Is(err, syscall.ECONNREFUSED) {
-			refused.Store(true)
+			nobody.Store(true)
 		}
 		return c, err
 	}))
 	if err != nil {
-		return false
+		return nil, false
 	}
 	defer conn.Close()
-	hello, err := backendpb.NewRemoteClient(conn).Hello(ctx, &backendpb.HelloRequest{})
-	if err != nil {
-		return refused.Load()
+	if answer, err = backendpb.NewRemoteClient(conn).Hello(ctx, &backendpb.HelloRequest{}); err != nil {
+		return nil, nobody.Load()
 	}
-	return hello.GetProcess() != a.process
+	return answer, false
 }

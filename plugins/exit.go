@@ -13,6 +13,7 @@ const ExitMessage = "the backend ends itself"
 // runs back.
 func Exit(reason error) {
 	slog.Error(ExitMessage, "error", reason)
+	noteFault(reason)
 	os.Exit(1)
 }
 

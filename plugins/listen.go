@@ -116,6 +116,10 @@ func Listen(b Backend, o ListenOptions) (_ *Listener, err error) {
 	if err := l.takeData(data); err != nil {
 		return nil, err
 	}
+	life, err := beginLife(data, randomID())
+	if err != nil {
+		return nil, fmt.Errorf("data: %w", err)
+	}
 	files, err := openHostedFiles(data, o.Keep)
 	if err != nil {
 		return nil, fmt.Errorf("data: %w", err)
@@ -140,7 +144,7 @@ func Listen(b Backend, o ListenOptions) (_ *Listener, err error) {
 	}
 	l.server = grpc.NewServer(options...)
 	Register(l.server, l.host)
-	backendpb.RegisterRemoteServer(l.server, &remote{host: l.host, leases: l.leases, files: files, process: randomID(), expiry: o.Expiry, models: o.Models})
+	backendpb.RegisterRemoteServer(l.server, &remote{host: l.host, leases: l.leases, files: files, life: life, expiry: o.Expiry, models: o.Models})
 	return l, nil
 }
 
@@ -272,11 +276,15 @@ func serveGateways(b Backend, arguments []string) error {
 	defer flush()
 	o.Exit = func(why error) {
 		slog.Error(ExitMessage, "error", why)
+		noteFault(why)
 		os.Exit(ExitAgain)
 	}
 	l, err := Listen(b, o)
 	if err != nil {
 		return err
+	}
+	if err := noteFaults(o.Data); err != nil {
+		return fmt.Errorf("data: %w", err)
 	}
 	slog.Info("the backend listens", "plugin", info.Plugin, "address", l.Address(), "tls", o.TLS.Used(), "models", o.Models)
 	signals := make(chan os.Signal, 1)

@@ -24,12 +24,12 @@ import (
 // remote is the side of the backend's machine of what backendpb.Remote serves.
 type remote struct {
 	backendpb.UnimplementedRemoteServer
-	host    *hosted
-	leases  *leases
-	files   *hostedFiles
-	process string        // random
-	expiry  time.Duration // of a lease that is not renewed
-	models  []string      // that may be loaded; none: any directory
+	host   *hosted
+	leases *leases
+	files  *hostedFiles
+	life   *life         // this process
+	expiry time.Duration // of a lease that is not renewed
+	models []string      // that may be loaded; none: any directory
 }
 
 // maxModelFiles bounds the files of a claim.
@@ -37,7 +37,7 @@ const maxModelFiles = 16
 
 // Hello implements backendpb.RemoteServer.
 func (r *remote) Hello(context.Context, *backendpb.HelloRequest) (*backendpb.HelloResponse, error) {
-	return &backendpb.HelloResponse{Process: r.process}, nil
+	return &backendpb.HelloResponse{Process: r.life.Process, EndedOutside: r.life.Outside}, nil
 }
 
 // Attach implements backendpb.RemoteServer.
@@ -122,7 +122,7 @@ func (r *remote) model(c *backendpb.AttachRequest_Claim) (string, error) {
 
 // hold keeps a lease while it is renewed, and tells why it is not any more.
 func (r *remote) hold(one *lease, stream grpc.BidiStreamingServer[backendpb.AttachRequest, backendpb.AttachResponse]) error {
-	grant := &backendpb.AttachResponse_Grant{Process: r.process, BootId: r.host.boot(), LeaseNanos: int64(r.expiry)}
+	grant := &backendpb.AttachResponse_Grant{Process: r.life.Process, BootId: r.host.boot(), LeaseNanos: int64(r.expiry)}
 	if err := stream.Send(&backendpb.AttachResponse{Grant: grant}); err != nil {
 		return lostf("the stream of lease %d broke: %v", one.Number, err)
 	}

@@ -163,29 +163,43 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// A process that is gone, or is another one when it is asked, has crashed.
+// A process that is gone has crashed, unless another one comes and says that somebody else ended it.
 func TestCrashed(t *testing.T) {
-	for _, again := range []bool{false, true} {
-		m := serve(t, nil)
-		m.options.Listen = m.Address()
-		a := m.attach(1)
-		way, b := m.attachOver(2)
-		<-a.Done()
-		way.Cut()
-		<-b.Done()
-		m.stop()
-		if again {
-			m.start()
-		} else {
-			way.Close() // as the port is with the process
-		}
-		if !b.Crashed(t.Context()) {
-			t.Errorf("a lost process does not count as crashed; another one is there: %v", again)
-		}
-		b.Close()
-		if !again {
-			m.start()
-		}
+	for _, c := range []struct {
+		name  string
+		again bool
+		fault string
+		want  bool
+	}{
+		{"gone", false, "", true},
+		{"another one after a fault", true, "SIGSEGV: segmentation violation", true},
+		{"another one after an end from outside", true, "", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := serve(t, nil)
+			m.options.Listen = m.Address()
+			a := m.attach(1)
+			way, b := m.attachOver(2)
+			<-a.Done()
+			way.Cut()
+			<-b.Done()
+			m.stop()
+			if err := os.WriteFile(filepath.Join(m.options.Data, "fault"), []byte(c.fault), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if c.again {
+				m.start()
+			} else {
+				way.Close() // as the port is with the process
+			}
+			if got := b.Crashed(t.Context()); got != c.want {
+				t.Errorf("crashed: %v, want %v", got, c.want)
+			}
+			b.Close()
+			if !c.again {
+				m.start()
+			}
+		})
 	}
 }
 

@@ -27,6 +27,9 @@ import (
 
 func TestMain(m *testing.M) {
 	if os.Getenv("PLUGINS_TEST_SERVE") != "" {
+		if os.Getenv("PLUGINS_TEST_EXIT") != "" {
+			go exitSoon()
+		}
 		Serve(&answers{})
 		return
 	}

@@ -61,7 +61,8 @@ func (*HelloRequest) Descriptor() ([]byte, []int) {
 
 type HelloResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Process       string                 `protobuf:"bytes,1,opt,name=process,proto3" json:"process,omitempty"` // random per process
+	Process       string                 `protobuf:"bytes,1,opt,name=process,proto3" json:"process,omitempty"`                               // random per process
+	EndedOutside  []string               `protobuf:"bytes,2,rep,name=ended_outside,json=endedOutside,proto3" json:"ended_outside,omitempty"` // processes before it with the same data directory that somebody else ended: no fault of their own, and not the kernel for want of memory
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -101,6 +102,13 @@ func (x *HelloResponse) GetProcess() string {
 		return x.Process
 	}
 	return ""
+}
+
+func (x *HelloResponse) GetEndedOutside() []string {
+	if x != nil {
+		return x.EndedOutside
+	}
+	return nil
 }
 
 // AttachRequest is a claim, first, and then renewals, empty.
@@ -865,9 +873,10 @@ var File_remote_proto protoreflect.FileDescriptor
 const file_remote_proto_rawDesc = "" +
 	"\n" +
 	"\fremote.proto\x12\x13tinsmith.backend.v1\"\x0e\n" +
-	"\fHelloRequest\")\n" +
+	"\fHelloRequest\"N\n" +
 	"\rHelloResponse\x12\x18\n" +
-	"\aprocess\x18\x01 \x01(\tR\aprocess\"\xac\x02\n" +
+	"\aprocess\x18\x01 \x01(\tR\aprocess\x12#\n" +
+	"\rended_outside\x18\x02 \x03(\tR\fendedOutside\"\xac\x02\n" +
 	"\rAttachRequest\x12>\n" +
 	"\x05claim\x18\x01 \x01(\v2(.tinsmith.backend.v1.AttachRequest.ClaimR\x05claim\x1a\xda\x01\n" +
 	"\x05Claim\x12)\n" +

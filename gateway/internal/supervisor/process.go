@@ -8,8 +8,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -51,7 +49,7 @@ func (s *Supervisor) launch(ctx context.Context, out *output) (p *process, outsi
 		return nil, false, err
 	}
 	defer func() { _ = lifelineEnd.Close() }()
-	begun := &process{lifeline: lifeline, output: out, starve: outOfMemoryKills()}
+	begun := &process{lifeline: lifeline, output: out, starve: plugins.OutOfMemoryKills()}
 	p = begun
 	defer func() {
 		if err != nil {
@@ -186,7 +184,7 @@ func (p *process) Ending() string {
 	case <-p.calls.Done():
 		text := p.cmd.ProcessState.String()
 		switch reason := p.output.reason(); {
-		case p.killed() && outOfMemoryKills() != p.starve:
+		case p.killed() && plugins.OutOfMemoryKills() != p.starve:
 			text += " (the kernel ended a process for want of memory)"
 		case !p.killed() && reason != "":
 			text += ": " + reason
@@ -207,22 +205,7 @@ func (p *process) killed() bool {
 func (p *process) Outside() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.reason == "" && p.killed() && p.starve >= 0 && outOfMemoryKills() == p.starve
-}
-
-// outOfMemoryKills is how many processes the kernel has ended for want of memory; -1 where it does not tell.
-func outOfMemoryKills() int64 {
-	b, err := os.ReadFile("/proc/vmstat")
-	if err != nil {
-		return -1
-	}
-	_, rest, _ := strings.Cut(string(b), "\noom_kill ")
-	line, _, _ := strings.Cut(rest, "\n")
-	n, err := strconv.ParseInt(line, 10, 64)
-	if err != nil {
-		return -1
-	}
-	return n
+	return p.reason == "" && p.killed() && p.starve >= 0 && plugins.OutOfMemoryKills() == p.starve
 }
 
 // Explain says how the process ended, with the last of its output.

@@ -334,7 +334,7 @@ func TestCrash(t *testing.T) {
 
 // TestKilledFromOutside ends processes again and again: what somebody else does to them is no crash and is not counted.
 func TestKilledFromOutside(t *testing.T) {
-	if outOfMemoryKills() < 0 {
+	if plugins.OutOfMemoryKills() < 0 {
 		t.Skip("the kernel does not tell which processes it ends for want of memory, so every kill counts as a crash")
 	}
 	const limit = 2
@@ -394,7 +394,7 @@ func TestKilledFromOutside(t *testing.T) {
 }
 
 func TestKilledBeforeItShakesHands(t *testing.T) {
-	if outOfMemoryKills() < 0 {
+	if plugins.OutOfMemoryKills() < 0 {
 		t.Skip("the kernel does not tell which processes it ends for want of memory, so every kill counts as a crash")
 	}
 	const limit = 2

@@ -1,0 +1,144 @@
+package ordeal
+
+import (
+	"flag"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tinsmith/tinsmith/plugins/plugintest/link"
+)
+
+var (
+	fleetKills = flag.Int("fleet-kills", 0, "what TestFleetUnderKills does to its machines and the network between them; 0: 12, with E2E_LEVEL=all 200")
+	fleetSeed  = flag.Uint64("fleet-seed", 0, "of what and when; 0 draws one")
+)
+
+// fleetOf are backends on so many machines, each by a link of its own, and the configuration of a gateway that has them all.
+func fleetOf(t testing.TB, machines int, more settings) ([]*platform, []*link.Link, settings) {
+	t.Helper()
+	platforms, links, sections := make([]*platform, machines), make([]*link.Link, machines), make([]any, machines)
+	for i := range machines {
+		platforms[i] = newPlatform(t, "fake")
+		links[i] = link.New(t, platforms[i].address)
+		sections[i] = platforms[i].section(links[i].Address(), more)
+	}
+	config := ofPool(1, nil)
+	m := config["models"].([]any)[0].(settings)
+	delete(m, "backend")
+	delete(m, "replicas")
+	m["backends"] = sections
+	return platforms, links, config
+}
+
+// TestFleetUnderKills has a gateway with backends on four machines while everything breaks at random: backends are killed, the gateway is killed, connections are cut, become slow, and go silent in one direction or in both. Many runs train
+// and are sampled all the while: nothing is lost, nothing is done twice, and everything that was saved is what an undisturbed server saves.
+func TestFleetUnderKills(t *testing.T) {
+	kills, runs, steps, takes := *fleetKills, 8, 40, 0.15
+	if kills == 0 {
+		kills = 12
+		if os.Getenv("E2E_LEVEL") == "all" {
+			kills = 200
+		}
+	}
+	if kills > 100 {
+		runs, steps, takes = 64, 90, 0.03
+	}
+	seed := *fleetSeed
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("%d disturbances, %d runs of %d steps, -fleet-seed %d", kills, runs, steps, seed)
+	calm := newServer(t, settings{"plugin": "fake"}, nil)
+	calm.start()
+	calm.ready()
+	want := studies(newCaller(t, calm.url), filepath.Join(calm.dir, "data"), runs, steps)
+	calm.end()
+
+	platforms, links, config := fleetOf(t, 4, settings{"delays": []any{settings{"operation": "forward_backward", "seconds": takes}, settings{"operation": "sample", "seconds": takes}}})
+	s := newServer(t, nil, config)
+	s.start()
+	s.ready()
+	over, done, happened := make(chan struct{}), make(map[string]int), 0
+	var back []time.Duration // how long a gateway was waited for
+	var disturbing sync.WaitGroup
+	disturbing.Go(func() {
+		source := rand.New(rand.NewPCG(seed, 1))
+		pause := func(most time.Duration) bool {
+			select {
+			case <-over:
+				return false
+			case <-time.After(time.Duration(source.Int64N(int64(most)))):
+				return true
+			}
+		}
+		for happened < kills && pause(500*time.Millisecond) {
+			i, what := source.IntN(len(links)), ""
+			switch source.IntN(8) {
+			case 0:
+				what = "gateway"
+				if err := s.process.Process.Kill(); err != nil {
+					t.Error(err)
+				}
+				<-s.ended
+				pause(time.Second)
+				if err := s.startAgain(); err != nil {
+					t.Error(err)
+					return
+				}
+				// Most of its kills come once it has brought the runs back, some before: none would get anywhere if all did.
+				begun := time.Now()
+				patience := begun.Add(time.Duration(source.Int64N(int64(30 * time.Second))))
+				for s.healthz().Status != "ok" && time.Now().Before(patience) && pause(50*time.Millisecond) {
+				}
+				back = append(back, time.Since(begun).Round(time.Millisecond))
+			case 1:
+				what = "connections cut"
+				links[i].Cut()
+			case 2:
+				what = "link slow"
+				links[i].Delay(time.Duration(source.IntN(20)) * time.Millisecond)
+			case 3, 4:
+				what = "link silent"
+				both, direction := source.IntN(2) == 0, source.IntN(2)
+				hold := func(held bool) {
+					links[i].Hold(direction, held)
+					if both {
+						links[i].Hold(1-direction, held)
+					}
+				}
+				hold(true)
+				pause(4 * time.Second)
+				hold(false)
+			default:
+				what = "backend"
+				b, err := os.ReadFile(platforms[i].pidFile())
+				pid, wrong := strconv.Atoi(string(b))
+				if err != nil || wrong != nil || syscall.Kill(pid, syscall.SIGKILL) != nil {
+					continue
+				}
+			}
+			done[what]++
+			happened++
+		}
+	})
+	got := studies(newCaller(t, s.url), filepath.Join(s.dir, "data"), runs, steps)
+	close(over)
+	disturbing.Wait()
+	t.Logf("what happened: %v; gateways were waited for so long: %v", done, back)
+	if happened < kills/2 {
+		t.Errorf("the work was over after %d disturbances", happened)
+	}
+	for n := range want {
+		compare(t, got[n], want[n])
+	}
+	if strings.Contains(s.log(), "crashes the backend") {
+		t.Error("somebody's work was blamed for what was done to the backends")
+	}
+}
