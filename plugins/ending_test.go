@@ -26,17 +26,19 @@ func TestEndings(t *testing.T) {
 		name    string
 		signal  syscall.Signal
 		exit    bool // by Exit
+		load    bool // its gateway leaves while it loads
 		outside bool
 	}{
-		{"killed", syscall.SIGKILL, false, true},
-		{"killed again", syscall.SIGKILL, false, true},
-		{"asked to end", syscall.SIGTERM, false, true},
-		{"a signal as C code gives it", syscall.SIGSEGV, false, false},
-		{"aborted", syscall.SIGABRT, false, false},
-		{"ended itself", 0, true, false},
-		{"killed after all that", syscall.SIGKILL, false, true},
+		{"killed", syscall.SIGKILL, false, false, true},
+		{"killed again", syscall.SIGKILL, false, false, true},
+		{"asked to end", syscall.SIGTERM, false, false, true},
+		{"a signal as C code gives it", syscall.SIGSEGV, false, false, false},
+		{"aborted", syscall.SIGABRT, false, false, false},
+		{"ended itself", 0, true, false, false},
+		{"left while it loads", 0, false, true, true},
+		{"killed after all that", syscall.SIGKILL, false, false, true},
 	} {
-		p := exec.CommandContext(t.Context(), os.Args[0], serveArgument, "--listen", "127.0.0.1:0", "--data", dir)
+		p := exec.CommandContext(t.Context(), os.Args[0], serveArgument, "--listen", "127.0.0.1:0", "--data", dir, "--model", t.TempDir())
 		p.Env = append(os.Environ(), "PLUGINS_TEST_SERVE=1")
 		if c.exit {
 			p.Env = append(p.Env, "PLUGINS_TEST_EXIT=1")
@@ -74,6 +76,9 @@ func TestEndings(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		if c.load {
+			leaveWhileLoading(t, string(said[:n]))
+		}
 		_, _ = io.Copy(io.Discard, out)
 		_ = p.Wait() // it ended as it was made to
 		if c.outside {
@@ -83,6 +88,28 @@ func TestEndings(t *testing.T) {
 	last, err := beginLife(dir, "the last")
 	if err != nil || !slices.Equal(last.Outside, want) {
 		t.Errorf("at last: %q, %v, want %q", last.Outside, err, want)
+	}
+}
+
+// leaveWhileLoading is a gateway of a process that has said where it listens.
+func leaveWhileLoading(t *testing.T, said string) {
+	t.Helper()
+	_, address, _ := strings.Cut(said, `"address":"`)
+	address, _, _ = strings.Cut(address, `"`)
+	a, err := Attach(t.Context(), AttachRequest{Address: address, Gateway: "g", Number: uint64(time.Now().UnixNano())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	loading := make(chan struct{})
+	ended := make(chan error, 1)
+	go func() {
+		_, err := a.Backend().Load(t.Context(), LoadRequest{Name: "m"}, func(LoadProgress) { close(loading) })
+		ended <- err
+	}()
+	<-loading
+	a.Close()
+	if err := <-ended; !errors.Is(err, ErrBackendLost) {
+		t.Errorf("the load: %v", err)
 	}
 }
 

@@ -34,6 +34,9 @@ type hosted struct {
 	quiet      chan struct{} // closed when background is 0
 }
 
+// anew is the reason of an end that no work is to blame for: only another process can load.
+type anew struct{ error }
+
 // hostedModel is the model in memory.
 type hostedModel struct {
 	request LoadRequest // with the last configuration that was taken
@@ -114,7 +117,7 @@ func (h *hosted) loadAgain(ctx context.Context, req LoadRequest, known *hostedMo
 		return known.model, nil
 	}
 	err := unavailablef("the process ends itself, so that the next one loads anew: %s", why)
-	h.exit(err)
+	h.exit(anew{err})
 	return ModelInfo{}, err
 }
 
@@ -251,7 +254,7 @@ func (h *hosted) forget(ctx context.Context, over *lease) error {
 	loading, loaded, quiet := h.loading, h.loaded, h.quiet
 	h.mu.Unlock()
 	if loading && loaded == nil {
-		return errors.New("its load of the model has not succeeded, and a process loads once")
+		return anew{errors.New("its load of the model has not succeeded, and a process loads once")}
 	}
 	if loaded != nil {
 		if err := h.deleteAll(ctx); err != nil {

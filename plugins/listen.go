@@ -276,7 +276,9 @@ func serveGateways(b Backend, arguments []string) error {
 	defer flush()
 	o.Exit = func(why error) {
 		slog.Error(ExitMessage, "error", why)
-		noteFault(why)
+		if !errors.As(why, new(anew)) {
+			noteFault(why)
+		}
 		os.Exit(ExitAgain)
 	}
 	l, err := Listen(b, o)

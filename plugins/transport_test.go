@@ -48,6 +48,13 @@ func (a *answers) Info(context.Context) (Info, error) {
 	return Info{Plugin: "answers", Version: "1", BootID: "boot"}, nil
 }
 
+// Load takes until its caller leaves.
+func (a *answers) Load(ctx context.Context, _ LoadRequest, progress func(LoadProgress)) (ModelInfo, error) {
+	progress(LoadProgress{})
+	<-ctx.Done()
+	return ModelInfo{}, ctx.Err()
+}
+
 func (a *answers) ForwardBackward(ctx context.Context, r ForwardBackwardRequest) (ForwardBackwardResult, error) {
 	return a.forwardBackward(ctx, r)
 }
