@@ -31,12 +31,23 @@ def installed() -> dict[str, pathlib.Path]:
     return dict(sorted(found.items(), key=lambda item: number(item[0])))
 
 
+def parse(source: pathlib.Path) -> ast.Module:
+    """The syntax of a file. Python 3.11 counts the depth of all threads as one, and stumbles where another thread, such as a client's of the SDK, runs meanwhile: python/cpython#106905."""
+    for _ in range(9):
+        try:
+            return ast.parse(source.read_text())
+        except SystemError as e:
+            if "recursion depth mismatch" not in str(e):
+                raise
+    return ast.parse(source.read_text())
+
+
 @functools.cache
 def methods(package: pathlib.Path) -> dict[str, dict[str, ast.AST]]:
     """The methods of each client. A second form of a call (`_async`) is with the first; properties are no calls."""
     found = {}
     for source in (package / "tinker" / "lib" / "public_interfaces").glob("*.py"):
-        for node in ast.parse(source.read_text()).body:
+        for node in parse(source).body:
             if isinstance(node, ast.ClassDef) and node.name in CLIENTS:
                 defined = [f for f in node.body if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)]
                 calls = [f for f in defined if "property" not in {getattr(d, "id", "") for d in f.decorator_list}]
@@ -125,7 +136,7 @@ HELPERS = {"sdkcalls": "sdkcalls.py", "tinsmith": "tinsmith.py"}
 def definitions(source: pathlib.Path) -> dict[str, ast.AST]:
     """What a module defines at its top, by name."""
     found = {}
-    for node in ast.parse(source.read_text()).body:
+    for node in parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found[node.name] = node
         elif isinstance(node, ast.Assign):
