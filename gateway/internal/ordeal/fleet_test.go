@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -29,12 +28,7 @@ func fleetOf(t testing.TB, machines int, more settings) ([]*platform, []*link.Li
 		links[i] = link.New(t, platforms[i].address)
 		sections[i] = platforms[i].section(links[i].Address(), more)
 	}
-	config := ofPool(1, nil)
-	m := config["models"].([]any)[0].(settings)
-	delete(m, "backend")
-	delete(m, "replicas")
-	m["backends"] = sections
-	return platforms, links, config
+	return platforms, links, ofBackends(sections...)
 }
 
 // TestFleetUnderKills has a gateway with backends on four machines while everything breaks at random: backends are killed, the gateway is killed, connections are cut, become slow, and go silent in one direction or in both. Many runs train
@@ -118,9 +112,7 @@ func TestFleetUnderKills(t *testing.T) {
 				hold(false)
 			default:
 				what = "backend"
-				b, err := os.ReadFile(platforms[i].pidFile())
-				pid, wrong := strconv.Atoi(string(b))
-				if err != nil || wrong != nil || syscall.Kill(pid, syscall.SIGKILL) != nil {
+				if pid := pidIn(platforms[i].pidFile()); pid == 0 || syscall.Kill(pid, syscall.SIGKILL) != nil {
 					continue
 				}
 			}

@@ -79,12 +79,20 @@ func (k *killer) at(event, when string, n int) {
 
 // elsewhere is the backend's process on another machine, if there is one.
 func elsewhere() []int {
-	b, err := os.ReadFile(os.Getenv(elsewhereVariable))
+	if pid := pidIn(os.Getenv(elsewhereVariable)); pid != 0 {
+		return []int{pid}
+	}
+	return nil
+}
+
+// pidIn is the number of a process that is in a file; 0 if there is none.
+func pidIn(file string) int {
+	b, err := os.ReadFile(file)
 	pid, wrong := strconv.Atoi(string(b))
 	if err != nil || wrong != nil || pid <= 1 {
-		return nil
+		return 0
 	}
-	return []int{pid}
+	return pid
 }
 
 // note keeps the counts for the test, so that it knows how many points there are.

@@ -35,12 +35,18 @@ func drawn(t testing.TB, answer []byte) string {
 	return fmt.Sprint(out.Sequences)
 }
 
-// ofPool is the model with so many backends.
+// ofPool is the model with so many backends that are alike.
 func ofPool(replicas int, backend settings) settings {
-	return settings{
-		"models":   []any{settings{"name": modelName, "path": filepath.Join(root(), "configs", "models", "tiny-chat"), "backend": backend, "replicas": replicas}},
-		"recovery": settings{"snapshot_operations": 4, "disk_share": 1.0},
-	}
+	return pooled(settings{"backend": backend, "replicas": replicas})
+}
+
+// ofBackends is the model with these backends.
+func ofBackends(sections ...any) settings { return pooled(settings{"backends": sections}) }
+
+// pooled is the configuration of the model with what its section says of its backends.
+func pooled(section settings) settings {
+	section["name"], section["path"] = modelName, filepath.Join(root(), "configs", "models", "tiny-chat")
+	return settings{"models": []any{section}, "recovery": settings{"snapshot_operations": 4, "disk_share": 1.0}}
 }
 
 // studies has so many runs trained at once, each with samples of what it has become, and gives what each of them said and what its files are.
@@ -249,12 +255,7 @@ func TestPoolMovesTheEngine(t *testing.T) {
 		{"one machine", func(*testing.T) settings { return ofPool(2, backend) }},
 		{"two machines", func(t *testing.T) settings {
 			p := newPlatform(t, "single")
-			more := ofPool(1, nil)
-			m := more["models"].([]any)[0].(settings)
-			delete(m, "backend")
-			delete(m, "replicas")
-			m["backends"] = []any{backend, p.section(p.address, settings{"threads": 1})}
-			return more
+			return ofBackends(backend, p.section(p.address, settings{"threads": 1}))
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
