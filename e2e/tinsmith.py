@@ -36,6 +36,7 @@ ALIASES = (
     "meta-llama/Llama-3.2-1B",
 )
 
+COMING_UP = ("downloading", "starting", "loading", "restarting")  # states of a model that is not yet served, nor given up
 READY_WITHIN = 120  # seconds from start to a ready model; a machine under load is slow
 STOP_WITHIN = 40
 
@@ -103,7 +104,7 @@ class Server:
         self.config_path.write_text(json.dumps(self.config))
 
     def start(self, status: str = "ok") -> "Server":
-        """Starts the process and waits until every model is ready, or what /healthz calls it is `status`."""
+        """Starts the process and waits until no model comes up any more and what /healthz calls it is `status`: "ok" when every model is ready."""
         if self.process is not None:
             raise RuntimeError("the server is running already")
         address = pathlib.Path(self.config["data_dir"]) / "address"
@@ -119,7 +120,9 @@ class Server:
                 raise RuntimeError(f"the server ended with {self.process.returncode}:\n{self.log()[-4000:]}")
             if address.exists() and (text := address.read_text().strip()):
                 self.url = text if text.startswith("http") else "http://" + text
-                if self.health().get("status") == status:
+                health = self.health()
+                coming = [m for m in health.get("models", []) if m["state"] in COMING_UP]
+                if health.get("status") == status and not coming:
                     return self
             time.sleep(0.05)
         raise RuntimeError(f"the server was not ready within {READY_WITHIN} s:\n{self.log()[-4000:]}")
