@@ -5,6 +5,7 @@
 #   .cache/cookbook/VERSION    the Tinker cookbooks, likewise
 #   .cache/clients             other clients of the server: the packages of e2e/clients/requirements.txt, likewise
 #   .cache/verifiers           verifiers: the packages of e2e/verifiers/requirements.txt, likewise
+#   .cache/postgres            the programs of a PostgreSQL server, for e2e/postgres.sh
 # PYTHON names the interpreter (3.11; default python3.11).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -57,3 +58,4 @@ layer() {
 }
 layer clients "about 90 MB to download, 360 MB on disk"
 layer verifiers "about 8 MB to download, 32 MB on disk"
+[ "$(uname -m)" != x86_64 ] || layer postgres "about 11 MB to download, 40 MB on disk" # there is none for others

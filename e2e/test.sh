@@ -107,8 +107,12 @@ programs=$(grep -E '/e2e/|/backends/[a-z]+$|/backends/internal/(transformers|dev
 arithmetic=$(grep -vxF "$programs" <<< "$others")
 # The CUDA kernels on the processor and the plans of memory are long sums on one goroutine a device, and what becomes of a damaged database is tried on one goroutine, hundreds of times: in the shorter run they go without it.
 sums='TrainingShare|ContextIsWhatTrains|LongestDatum|ModelDoesNotFit|OnCUDA|Planned|Recommended|SeveralGPUs|OfGPUs|^TestDamages$|^TestPowerCuts$'
-if [ "$level" = all ]; then without="" ; else without="-skip=$sums"; fi
-race() { step "go, race detector" gotest race -race $without $concurrent; }
+# What has cases for PostgreSQL runs beside a server, all of it.
+on_postgres='^Test(Backup|DatabaseAway|FrozenPostgres|GoingOver|Identity|PagesOfPostgres|Partition|Postgres|SeriesOnPostgres|Standby|StandbyAfterAPause|Takeover)$'
+without=$on_postgres
+[ "$level" = all ] || without="$on_postgres|$sums"
+race() { step "go, race detector" gotest race -race "-skip=$without" $concurrent; }
+postgres() { step "go, PostgreSQL" e2e/postgres.sh "$BASH" -c "$(declare -f gotest); logs=$logs; gotest postgres -race -run '$on_postgres' ./gateway/internal/store ./gateway/internal/runs ./gateway/internal/ordeal"; }
 environment() { step "python environment" e2e/python.sh; }
 long_sums() { step "go, CUDA and damages" gotest sums -run "$sums" ./backends/internal/engine ./gateway/internal/store; }
 # The kernels' text for avx512 and AMX, and the ways that only another maker's processor takes, over instructions that nearly every one has: a test that needs a certain processor is seldom run.
@@ -125,7 +129,8 @@ computed() {
 aside computed
 computed=$!
 beside race environment # which waits for the network and the disk; none of these packages need it
-step "go, programs" gotest programs $programs
+programs() { step "go, programs" gotest programs $programs; }
+beside programs postgres # which for the most part waits
 
 py() { local path=$1; shift; PYTHONPATH="$path" .venv/bin/python -m pytest -c e2e/pytest.ini --rootdir e2e "$@"; }
 # LiteLLM, inspect-ai and lm-eval take long to be imported and to begin.
