@@ -159,11 +159,12 @@ type Core struct {
 	erasures     erasures
 	intactFiles  map[string]fileState // files of checkpoints whose checksums were compared
 	undescribed  descriptions
-	deleted      map[string]time.Time // recent deletions by owner, path and idempotency key
-	removed      map[string]time.Time // sessions whose records are being deleted, or were a moment ago
-	owners       map[string]accepted  // samples accepted and not finished, by owner
-	promptBytes  int64                // of those of all owners
-	passBytes    int64                // of passes that are in memory
+	deleted      map[string]time.Time   // recent deletions by owner, path and idempotency key
+	removed      map[string]time.Time   // sessions whose records are being deleted, or were a moment ago
+	unwritten    map[*snapshot]struct{} // those that could not be written: that is tried again
+	owners       map[string]accepted    // samples accepted and not finished, by owner
+	promptBytes  int64                  // of those of all owners
+	passBytes    int64                  // of passes that are in memory
 	limited      LimitTable
 	meters       map[paceOf]*meter // of who has limits
 	metricValues map[string]int64  // by owner: values of clients' own that are kept with all of its runs
@@ -182,7 +183,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 	c := &Core{
 		cfg: cfg, log: cfg.Logger, byName: map[string]*model{}, closed: make(chan struct{}), workers: newWorkers(), saveMu: make(turnstile, 1), removing: make(turnstile, 1), seriesMu: newStripes(), metricsMu: newStripes(),
 		sessions: map[string]*session{}, runs: map[string]*run{}, copying: map[string]bool{}, samplers: map[string]*sampler{}, unnamed: map[string]int64{}, checkpoints: map[string]*checkpoint{}, replacing: map[string]bool{}, intactFiles: map[string]fileState{},
-		lists: newCheckpointLists(), names: map[string]Naming{}, held: map[string]held{}, saving: map[string]int64{}, listings: map[string]*listing{}, futures: map[string]*future{}, deleted: map[string]time.Time{}, removed: map[string]time.Time{}, owners: map[string]accepted{},
+		lists: newCheckpointLists(), names: map[string]Naming{}, held: map[string]held{}, saving: map[string]int64{}, listings: map[string]*listing{}, futures: map[string]*future{}, deleted: map[string]time.Time{}, removed: map[string]time.Time{}, unwritten: map[*snapshot]struct{}{}, owners: map[string]accepted{},
 		limited: cfg.Limits, meters: map[paceOf]*meter{}, metricValues: map[string]int64{}, storing: map[string]int64{},
 	}
 	for i := range cfg.Models {

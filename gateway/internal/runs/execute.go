@@ -211,6 +211,7 @@ func (c *Core) create(ctx context.Context, op *operation) (done, error) {
 		out.then = func() {
 			if r.usable() {
 				r.State, r.Reason = stateFailed, f.Message
+				c.recount(r)
 				c.start(func(ctx context.Context) {
 					c.logged("run could not be stored", c.writeRun(context.WithoutCancel(ctx), r), "run", r.ID)
 				})

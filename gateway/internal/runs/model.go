@@ -44,7 +44,7 @@ type model struct {
 	samples    sampleQueue
 	generating generations
 	cycles     cycleCount
-	shares     shares
+	residents  residents
 	moves      moves
 }
 
@@ -57,7 +57,7 @@ func newModel(m Model) *model {
 	for i, name := range names {
 		out.slots = append(out.slots, &slot{model: out, name: name, index: i, frozen: map[string]*frozen{}, inquest: newInquest()})
 	}
-	out.cycles = newCycleCount(len(names))
+	out.cycles, out.residents = newCycleCount(len(names)), newResidents(len(names))
 	return out
 }
 

@@ -1,6 +1,7 @@
 package runs
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"path/filepath"
@@ -43,6 +44,7 @@ func (c *Core) startMove(r *run, to *slot, why string) bool {
 		return false
 	}
 	r.moving = &move{to: to, why: why, since: c.cfg.now()}
+	c.recount(r)
 	c.continueMove(r)
 	return true
 }
@@ -68,6 +70,7 @@ func (c *Core) continueMove(r *run) {
 // endMove ends a move, made or not. mu is held.
 func (c *Core) endMove(r *run) {
 	r.moving = nil
+	c.recount(r)
 	if m := r.model; m.moves.balancing == r {
 		m.moves.balancing = nil
 	}
@@ -100,6 +103,7 @@ func (c *Core) moveState(ctx context.Context, r *run, v *move) {
 	old.over = true
 	c.vacate(old)
 	r.moving = nil // it counts as under way until it has been rebuilt
+	c.recount(r)
 }
 
 // writeState writes the versions of a run that samplers use and a recovery point of the state that it has now. False: its process is gone.
@@ -191,12 +195,9 @@ func (c *Core) arrivedHome(r *run) {
 				c.startMove(r, to, "its backend is drained")
 			}
 		}
-		for _, other := range c.runs {
-			if other.model == m && other.rebuild != nil && other.usable() {
-				return // the last one does it
-			}
+		if m.residents.rebuilding == 0 { // the last one does it
+			c.rebalance(m)
 		}
-		c.rebalance(m)
 	})
 }
 
@@ -237,13 +238,11 @@ func (c *Core) rebalance(m *model) {
 	if !m.pooled() || c.closing {
 		return
 	}
-	rebuilt := false
-	for r := range inOrder(c.runs) {
-		if r.model != m || r.home == nil || !r.usable() {
+	for _, s := range m.slots {
+		if !s.drained {
 			continue
 		}
-		rebuilt = rebuilt || r.rebuild != nil
-		if r.home.drained {
+		for _, r := range s.homed() {
 			if to := c.destination(r); to != nil {
 				c.startMove(r, to, "its backend is drained")
 			}
@@ -252,7 +251,8 @@ func (c *Core) rebalance(m *model) {
 	if b := m.moves.balancing; b != nil && (!b.usable() || b.moving == nil && b.rebuild == nil) { // it has ended on its way
 		m.moves.balancing = nil
 	}
-	if rebuilt || m.moves.balancing != nil {
+	c.watchUsage(m)
+	if m.moves.balancing != nil || m.residents.rebuilding > 0 { // while any is rebuilt, who is busy says little
 		return
 	}
 	if r, to := c.worthMoving(m); r != nil && c.startMove(r, to, "its backend is busier than the other") {
@@ -262,62 +262,102 @@ func (c *Core) rebalance(m *model) {
 
 // worthMoving finds a run whose move to another backend saves more than it costs; nil if there is none. mu is held.
 func (c *Core) worthMoving(m *model) (*run, *slot) {
-	counts := c.residents(m, "")
-	load := func(s *slot, more int) float64 { return float64(counts[s.index].active+more) / c.speed(s) }
+	all, speeds := c.residents(m), c.speeds(m)
+	load := func(s *slot, more int) float64 { return float64(all.places[s.index].active+more) / speeds[s.index] }
 	var from *slot
 	for _, s := range m.slots {
 		if s.usable() && (from == nil || load(s, 0) > load(from, 0)) {
 			from = s
 		}
 	}
-	if from == nil {
+	if from == nil || from.idle() {
 		return nil, nil
 	}
+	var targets []*slot // that would be less busy by enough, the least busy first
+	for _, s := range m.slots {
+		if s != from && s.usable() && !s.inquest.open && load(from, 0) >= minImbalance*load(s, 1) {
+			targets = append(targets, s)
+		}
+	}
+	if len(targets) == 0 {
+		return nil, nil
+	}
+	slices.SortStableFunc(targets, func(a, b *slot) int { return cmp.Compare(load(a, 1), load(b, 1)) })
 	cost := guessedMove
 	if m.moves.seconds > 0 {
 		cost = m.moves.seconds
 	}
 	now := c.cfg.now()
-	for r := range inOrder(c.runs) {
-		if r.home != from || !c.active(r) || r.moving != nil || r.suspected() || now.Sub(r.moved) < max(restFor, time.Duration(worthFactor*cost*float64(time.Second))) {
+	for _, r := range from.homed() {
+		if !c.active(r) || r.moving != nil || r.suspected() || now.Sub(r.moved) < max(restFor, time.Duration(worthFactor*cost*float64(time.Second))) {
 			continue
 		}
-		var to *slot
-		for _, s := range m.slots {
-			if s != from && s.usable() && r.sameArithmetic(s) && !s.inquest.open && (to == nil || load(s, 1) < load(to, 1)) {
-				to = s
-			}
-		}
-		if to == nil || load(from, 0) < minImbalance*load(to, 1) {
+		i := slices.IndexFunc(targets, r.sameArithmetic)
+		if i < 0 {
 			continue
 		}
 		horizon := min(now.Sub(r.CreatedAt), worthHorizon).Seconds()
-		if saved := horizon * (1 - load(to, 1)/load(from, 0)); saved > worthFactor*cost {
-			return r, to
+		if saved := horizon * (1 - load(targets[i], 1)/load(from, 0)); saved > worthFactor*cost {
+			return r, targets[i]
 		}
 	}
 	return nil, nil
 }
 
-// speed is what a backend trains in a second of its cycles, in tokens, beside the fastest of the model; 1 where that is not known. mu is held.
-func (c *Core) speed(s *slot) float64 {
+// usage is how much of its time a backend has worked, as it said itself. mu of the core guards it.
+type usage struct {
+	at      time.Time // when it was looked at last
+	seconds float64   // of work until then
+	share   float64   // of the time before that it worked; negative = not known
+}
+
+const (
+	usageEvery = 5 * time.Second
+	usageIdle  = 0.5 // a backend that works no more than this share of the time makes few wait
+)
+
+// idle tells whether a backend is known to have so much time left that a run gains nothing elsewhere. mu is held.
+func (s *slot) idle() bool { return s.usage.share >= 0 && s.usage.share <= usageIdle }
+
+// watchUsage looks how much the backends of a model have worked of late. mu is held.
+func (c *Core) watchUsage(m *model) {
+	for _, s := range m.slots {
+		st, now := c.status(s), c.cfg.now()
+		seconds := st.CycleSeconds + st.SamplingSeconds
+		u := &s.usage
+		switch passed := now.Sub(u.at); {
+		case seconds < u.seconds || seconds == 0 || u.at.IsZero(): // another process, or nothing is known
+			*u = usage{at: now, seconds: seconds, share: -1}
+		case passed >= usageEvery:
+			*u = usage{at: now, seconds: seconds, share: (seconds - u.seconds) / passed.Seconds()}
+		}
+	}
+}
+
+// status is what a backend has said of itself last, if anything. mu is held.
+func (c *Core) status(s *slot) plugins.Status {
 	if c.cfg.Status == nil {
-		return 1
+		return plugins.Status{}
 	}
+	return c.cfg.Status(s.name)
+}
+
+// speeds are what the backends of a model train in a second of their cycles, in tokens, beside the fastest of them; 1 where that is not known of all. mu is held.
+func (c *Core) speeds(m *model) []float64 {
 	const enough = 5.0 // seconds of cycles, before they tell anything
-	fastest, own := 0.0, 0.0
-	for _, x := range s.model.slots {
-		st := c.cfg.Status(x.name)
-		if st.CycleSeconds < enough || st.TrainedTokens == 0 {
-			return 1 // they cannot be compared
+	out, fastest := make([]float64, len(m.slots)), 0.0
+	for i, s := range m.slots {
+		st := c.status(s)
+		if st.CycleSeconds < enough || st.TrainedTokens == 0 { // they cannot be compared
+			return slices.Repeat([]float64{1}, len(m.slots))
 		}
-		rate := float64(st.TrainedTokens) / st.CycleSeconds
-		fastest = max(fastest, rate)
-		if x == s {
-			own = rate
-		}
+		out[i] = float64(st.TrainedTokens) / st.CycleSeconds
+		fastest = max(fastest, out[i])
 	}
-	return own / fastest
+	for i := range out {
+		out[i] /= fastest
+	}
+	return out
 }
 
 // BackendInfo describes one backend of a model.
@@ -340,16 +380,14 @@ func (c *Core) BackendInfos() []BackendInfo {
 	defer c.mu.Unlock()
 	var list []BackendInfo
 	for _, m := range c.models {
-		counts := c.residents(m, "")
+		all := c.residents(m)
 		for _, s := range m.slots {
-			info := BackendInfo{Model: m.Name, Name: s.name, Drained: s.drained, Odd: s.odd, Runs: counts[s.index].runs, Active: counts[s.index].active, Samples: s.sequences, Versions: len(s.frozen)}
+			has := all.places[s.index]
+			info := BackendInfo{
+				Model: m.Name, Name: s.name, Drained: s.drained, Odd: s.odd, Runs: has.runs, Active: has.active, Leaving: has.leaving, Samples: s.sequences, Versions: len(s.frozen),
+			}
 			if s.running {
 				info.Arithmetic = s.known.Model.Arithmetic
-			}
-			for _, r := range c.runs {
-				if r.home == s && r.moving != nil {
-					info.Leaving++
-				}
 			}
 			list = append(list, info)
 		}
@@ -384,8 +422,8 @@ func (c *Core) drain(s *slot, on bool) error {
 	s.drained = on
 	c.log.Info("a backend is drained, or takes work again", "backend", s.name, "drained", on)
 	if !on {
-		for _, r := range c.runs { // that had not left yet
-			if r.home == s && r.moving != nil && !r.moving.going {
+		for _, r := range s.homed() { // that had not left yet
+			if r.moving != nil && !r.moving.going {
 				c.endMove(r)
 				c.pump(r)
 			}

@@ -218,6 +218,7 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 	op.future = c.newFuture(answer.RequestID, op.kind, o.Owner, r.session, r.model, hash)
 	op.future.scores, op.future.fault = op.kind == OpForwardBackward && !op.trains, op.fault
 	r.LastRequest = c.cfg.now().UTC()
+	c.recount(r)
 	late := r.queue.sequence.wasSkipped(o.Seq)
 	tokens := op.pass.tokens()
 	batch := store.Batch{Put: []store.Record{op.future.record(r.ID, o.Seq, payload)}, Add: c.spend(o.Owner, paceTrained, tokens)}
@@ -249,6 +250,7 @@ func (c *Core) submit(ctx context.Context, o Operation, op *operation, hash stri
 	}
 	if late { // a restart that does not find the skip may run it: what was behind it waits until the skip is durable
 		r.queue.unfinished++
+		c.recount(r)
 		c.complete(op, skippedFailure(o.Seq))
 		return answer, nil
 	}

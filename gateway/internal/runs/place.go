@@ -87,29 +87,42 @@ func (c *Core) chooseSlot(m *model, src source, req *plugins.SampleRequest, w *b
 	ready := func(s *slot) bool {
 		return right(s) && !s.drained && !s.inquest.open && (r == nil || r.sameArithmetic(s))
 	}
-	has := func(s *slot) bool {
+	var having []*slot // the weights
+	sum, usable := 0, 0
+	for _, s := range m.slots {
 		switch {
 		case dir == "" && src.snap == nil: // the base model
-			return true
 		case src.snap != nil && src.snap.hot && src.snap.run.home == s:
-			return true
+		case dir != "" && s.frozen[dir] != nil:
+		default:
+			continue
 		}
-		return dir != "" && s.frozen[dir] != nil
+		having = append(having, s)
+		if s.usable() {
+			sum, usable = sum+s.sequences, usable+1
+		}
 	}
+	// A backend that has so much more to sample than others which have the same weights that a prompt goes there without its beginning.
+	const few = 8 // do not matter
+	overfull := func(s *slot) bool { return usable > 1 && s.sequences > few && 4*s.sequences*usable > 5*sum }
 	key := prefixKey(dir, req.Prompt)
-	for _, wanted := range []func(*slot) bool{
-		func(s *slot) bool { return ready(s) && has(s) && c.room(s) && !c.overfull(m, s, has) },
-		func(s *slot) bool { return ready(s) && has(s) && c.room(s) },
-		func(s *slot) bool { return ready(s) && c.room(s) },
-		func(s *slot) bool { return ready(s) && has(s) },
-		ready,
-		func(s *slot) bool { return right(s) && (r == nil || r.sameArithmetic(s)) },
-		right,
+	for _, choice := range []struct {
+		from   []*slot
+		wanted func(*slot) bool
+	}{
+		{having, func(s *slot) bool { return ready(s) && !overfull(s) && c.room(s) }},
+		{having, func(s *slot) bool { return ready(s) && c.room(s) }},
+		{m.slots, func(s *slot) bool { return ready(s) && c.room(s) }},
+		{having, ready},
+		{m.slots, ready},
+		{m.slots, func(s *slot) bool { return right(s) && (r == nil || r.sameArithmetic(s)) }},
+		{m.slots, right},
 	} {
 		var found *slot
-		for _, s := range m.slots {
-			if wanted(s) && (found == nil || key.of(s) > key.of(found)) {
-				found = s
+		var highest uint64
+		for _, s := range choice.from { // what a backend says of itself is asked for only where that can matter
+			if k := key.of(s); (found == nil || k > highest) && choice.wanted(s) {
+				found, highest = s, k
 			}
 		}
 		if found != nil {
@@ -125,18 +138,6 @@ func (m *model) waitable(home *slot) *slot {
 		return nil
 	}
 	return home
-}
-
-// overfull tells whether a backend has so much more to sample than others which have the same weights that a prompt goes there without its beginning. mu is held.
-func (c *Core) overfull(m *model, s *slot, has func(*slot) bool) bool {
-	const few = 8 // do not matter
-	sum, n := 0, 0
-	for _, x := range m.slots {
-		if x.usable() && has(x) {
-			sum, n = sum+x.sequences, n+1
-		}
-	}
-	return n > 1 && s.sequences > few && 4*s.sequences*n > 5*sum
 }
 
 // prefix orders the backends for a prompt: each prompt has an order of its own, which does not change for the others when one backend comes or goes.
@@ -208,7 +209,10 @@ func (c *Core) publish(ctx context.Context, s *snapshot) error {
 
 // spilt takes note that a version was written, or could not be. mu is held.
 func (c *Core) spilt(s *snapshot, err error) {
-	s.spilling, s.unwritten = false, err != nil
+	s.spilling = false
+	if c.unwritten[s] = struct{}{}; err == nil {
+		delete(c.unwritten, s)
+	}
 	if s.run.model.pooled() { // somebody may wait for the files
 		s.run.model.wake()
 	}

@@ -223,6 +223,51 @@ func TestPoolBalances(t *testing.T) {
 	w.Core.mu.Unlock()
 }
 
+// From a backend that has time left no run moves: it would gain nothing.
+func TestPoolMovesFromBusyBackends(t *testing.T) {
+	var mu sync.Mutex
+	now, worked := time.Now(), 1.0
+	w, p := pooled(t, 2, func(w *world) {
+		w.config.Now = func() time.Time {
+			mu.Lock()
+			defer mu.Unlock()
+			return now
+		}
+		w.config.SessionExpiry = time.Hour
+		w.config.Status = func(backend string) plugins.Status {
+			mu.Lock()
+			defer mu.Unlock()
+			return plugins.Status{CycleSeconds: worked}
+		}
+	})
+	p.kill(p.names[1])
+	w.eventually(func() bool { return !w.models[0].slots[1].running })
+	session := w.session()
+	for n := range int64(6) {
+		w.good(w.ForwardBackward(t.Context(), w.pass(w.newRun(session, n), 1)))
+	}
+	later := func(d time.Duration, share float64) { // the first backend works for so much of it
+		mu.Lock()
+		now, worked = now.Add(d), worked+share*d.Seconds()
+		mu.Unlock()
+		w.Core.mu.Lock()
+		w.rebalance(w.models[0])
+		w.Core.mu.Unlock()
+	}
+	later(10*time.Second, 0.1)
+	later(10*time.Second, 0.1)
+	p.begin(p.names[1])
+	w.eventually(func() bool { return w.models[0].slots[1].running })
+	w.Core.mu.Lock()
+	w.rebalance(w.models[0])
+	if w.models[0].moves.balancing != nil || len(w.models[0].slots[1].homed()) != 0 {
+		t.Error("a run moves from a backend that has nearly nothing to do")
+	}
+	w.Core.mu.Unlock()
+	later(6*time.Second, 0.9)
+	w.eventually(func() bool { return len(w.models[0].slots[1].homed()) > 0 })
+}
+
 // A key's weight is spread over the backends as its runs at work are.
 func TestPoolSpreadsWeights(t *testing.T) {
 	w, _ := pooled(t, 2, func(w *world) { w.config.Weights = map[string]float64{owner: 3} })
@@ -243,7 +288,6 @@ func TestPoolSpreadsWeights(t *testing.T) {
 			here++
 		}
 	}
-	w.models[0].shares = shares{}
 	w.Core.mu.Unlock()
 	if share := w.shareOf(first); share.Key != owner || share.Weight != 3*float64(here)/3 {
 		t.Errorf("%+v with %d of 3 runs there", share, here)

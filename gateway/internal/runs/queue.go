@@ -104,6 +104,7 @@ func (w *window) kept() bool {
 // enqueue puts an operation that needs no number behind everything that has arrived. mu is held.
 func (c *Core) enqueue(op *operation) {
 	op.run.queue.unfinished++
+	c.recount(op.run)
 	op.run.queue.pending[op.seq] = true
 	op.run.queue.ready = append(op.run.queue.ready, op)
 	c.changed(op.run, changedRun)
@@ -115,6 +116,7 @@ func (c *Core) arrived(op *operation) {
 	r := op.run
 	q := &r.queue
 	q.unfinished++
+	c.recount(r)
 	q.pending[op.seq] = true
 	c.changed(r, changedRun)
 	if !r.usable() {
@@ -341,6 +343,7 @@ func (c *Core) complete(op *operation, why *Failure) {
 func (c *Core) left(op *operation, wasAhead bool) {
 	q := &op.run.queue
 	q.unfinished--
+	c.recount(op.run)
 	delete(q.pending, op.seq)
 	c.saveEnded(op)
 	c.clear(&op.blame)

@@ -107,6 +107,7 @@ func (c *Core) interrupt(r *run, reason string) {
 		}
 		c.log.Log(context.Background(), level, "a run is rebuilt", "run", r.ID, "reason", reason)
 		r.rebuild = &rebuild{reason: reason, since: c.cfg.now(), done: make(chan struct{})}
+		c.recount(r)
 		c.changedRebuild(r)
 	}
 	b := r.rebuild
@@ -127,10 +128,11 @@ func (c *Core) startRebuild(r *run) {
 }
 
 // settled ends a rebuild, well or not. mu is held.
-func (r *run) settled() {
+func (c *Core) settled(r *run) {
 	if r.rebuild != nil {
 		close(r.rebuild.done)
 		r.rebuild = nil
+		c.recount(r)
 	}
 }
 
@@ -290,7 +292,7 @@ func (c *Core) whyUnsuited(r *run) error {
 func (c *Core) postpone(r *run, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r.settled()
+	c.settled(r)
 	c.changedRebuild(r)
 	waiting := append(r.queue.returned, r.queue.ready...)
 	r.queue.returned, r.queue.ready = nil, nil
@@ -421,7 +423,7 @@ func (c *Core) rebuilt(r *run) {
 		c.keepCharges(rebuildKey+r.ID, func() charges { return charges{Crashes: r.crashes} })
 	}
 	c.arrivedHome(r)
-	r.settled()
+	c.settled(r)
 	c.changedRebuild(r)
 	c.cool(r)
 	c.proceed(r.home)

@@ -25,6 +25,7 @@ func (w *world) eventually(condition func() bool) {
 	for end := time.Now().Add(longest); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		w.Core.mu.Lock()
 		ok := condition()
+		w.countedRight()
 		w.Core.mu.Unlock()
 		if ok {
 			return

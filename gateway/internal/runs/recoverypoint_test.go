@@ -305,7 +305,8 @@ func TestWeightsThatCouldNotBeWritten(t *testing.T) {
 			w.eventually(func() bool {
 				idle := !w.disk.busy
 				for _, s := range w.runs[run].pins {
-					idle = idle && s.unwritten && !s.spilling
+					_, unwritten := w.Core.unwritten[s]
+					idle = idle && unwritten && !s.spilling
 				}
 				return idle && len(w.runs[run].pins) == 2 && written() == 0
 			})

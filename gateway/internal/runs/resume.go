@@ -204,6 +204,7 @@ func (c *Core) resume(pending []store.Record, histories map[*run]runHistory, kno
 			continue
 		}
 		r.queue.unfinished++
+		c.recount(r)
 		r.queue.pending[rec.Rank] = true
 		f.model = r.model
 		op := revive(r, f, rec, head)

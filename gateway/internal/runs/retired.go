@@ -166,6 +166,7 @@ func (c *Core) retireSome(ctx context.Context, leaving []*session, now time.Time
 		delete(c.sessions, s.ID)
 		for _, r := range s.runs {
 			delete(c.runs, r.ID)
+			c.recount(r)
 		}
 		for _, smp := range s.samplers {
 			delete(c.samplers, smp.ID)
@@ -176,10 +177,8 @@ func (c *Core) retireSome(ctx context.Context, leaving []*session, now time.Time
 
 // retirable tells whether nothing goes on in a session, and nobody has asked for it for a while. mu is held.
 func (s *session) retirable(now time.Time) bool {
-	if slices.ContainsFunc(s.runs, func(r *run) bool { return r.series.unwritten() }) {
-		return false
-	}
-	return !s.active() && s.pending == 0 && s.EndedAt != nil && now.Sub(*s.EndedAt) > retireAfter && now.Sub(s.asked) > retireAfter
+	return !s.active() && s.pending == 0 && s.EndedAt != nil && now.Sub(*s.EndedAt) > retireAfter && now.Sub(s.asked) > retireAfter &&
+		!slices.ContainsFunc(s.runs, func(r *run) bool { return r.series.unwritten() })
 }
 
 // batch is how the session becomes durable as it is: its record, what is to lie apart and is not yet written, and its place among those that a start has to read or, when it is retired, in the schedule.

@@ -141,6 +141,7 @@ type run struct {
 	boot     string         // process there that has the adapter; "" = none
 	stay     *stay          // who uses it there; nil where the model has one backend
 	homes    int            // how often it has got another one
+	resident residence      // how it is counted there
 	moving   *move          // to another backend, once nothing of it is with its home
 	moved    time.Time      // when it got its home, if not at first
 	full     map[*slot]bool // backends that had no room for it when it was to be rebuilt or made there last
@@ -358,6 +359,7 @@ func (c *Core) submitCreation(ctx context.Context, modelSeq int64, rec runRecord
 	op := &operation{run: r, kind: kind, create: &body, trace: trace.SpanContextFromContext(ctx)}
 	op.future = c.newFuture(answer.RequestID, kind, rec.Owner, s, r.model, hash)
 	c.runs[r.ID] = r
+	c.recount(r)
 	s.runs = append(s.runs, r)
 	c.hold(s, 0, r.size())
 	project := r.project()
@@ -375,6 +377,7 @@ func (c *Core) submitCreation(ctx context.Context, modelSeq int64, rec runRecord
 			c.hold(s, 0, -r.size())
 		}
 		delete(c.runs, r.ID)
+		c.recount(r)
 		s.runs = slices.DeleteFunc(s.runs, func(x *run) bool { return x == r })
 		c.refuseFuture(op.future, notJournalled(err))
 		return Submitted{}, op.future.refusal
@@ -470,9 +473,10 @@ func (c *Core) endRun(r *run, state runState, reason string, why *Failure) {
 		}
 		s.hot = false
 	}
-	r.settled()
+	c.settled(r)
 	c.changed(r, changedRun)
 	r.moving = nil
+	c.recount(r)
 	c.proceed(r.home)
 	c.start(func(ctx context.Context) {
 		err := c.writeRun(context.WithoutCancel(ctx), r)

@@ -169,12 +169,13 @@ func (s *stripes) at(runID string) turnstile {
 func (c *Core) writeSeries(ctx context.Context) error {
 	c.mu.Lock()
 	var list []*run
-	for r := range inOrder(c.runs) {
+	for _, r := range c.runs {
 		if r.series.unwritten() {
 			list = append(list, r)
 		}
 	}
 	c.mu.Unlock()
+	slices.SortFunc(list, func(a, b *run) int { return cmp.Compare(a.ID, b.ID) })
 	return c.writeSeriesOf(ctx, list)
 }
 

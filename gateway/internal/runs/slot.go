@@ -1,13 +1,9 @@
 package runs
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
-	"time"
-
-	"github.com/tinsmith/tinsmith/plugins"
 )
 
 // A model may have several backends. Each is a slot: the place of one process after the other. A run has its home in one of them, where its training order lives; a sample goes to any that has its weights (place.go). A run gets another
@@ -28,6 +24,7 @@ type slot struct {
 	odd       bool  // it has other weights than the first of the model's backends that is known: it serves nothing but runs that were trained on them
 	failed    error // for good
 	sequences int   // of samples that it was given
+	usage     usage
 }
 
 // current is the process that runs, as far as is known.
@@ -193,97 +190,6 @@ func best(list []*slot, wanted func(*slot) bool) *slot {
 	return nil
 }
 
-// residents counts the runs whose home a backend is, or will be when they have moved there, and those of them that had work of late, of all owners and of one.
-type residents struct{ runs, active, own int }
-
-// activeFor is how long a run counts as active after its last request.
-const activeFor = 30 * time.Second
-
-// active tells whether a run has work, or had some a moment ago. mu is held.
-func (c *Core) active(r *run) bool {
-	return r.usable() && (r.queue.unfinished > 0 || c.cfg.now().Sub(r.LastRequest) < activeFor)
-}
-
-// residents counts those of every backend of a model. mu is held.
-func (c *Core) residents(m *model, owner string) []residents {
-	out := make([]residents, len(m.slots))
-	for _, r := range c.runs {
-		if r.model != m || r.home == nil || !r.usable() {
-			continue
-		}
-		at := r.home
-		if r.moving != nil {
-			at = r.moving.to
-		}
-		n := &out[at.index]
-		n.runs++
-		if c.active(r) {
-			n.active++
-			if r.Owner == owner {
-				n.own++
-			}
-		}
-	}
-	return out
-}
-
-// freeMemory is what a backend says it has left, -1 if it does not.
-func (c *Core) freeMemory(s *slot) int64 {
-	if c.cfg.Status == nil {
-		return -1
-	}
-	st := c.cfg.Status(s.name)
-	if st.MemoryLimit == 0 {
-		return -1
-	}
-	return max(st.MemoryLimit-st.MemoryBytes, 0)
-}
-
-// chooseHome gives the backend where a run fits best: one that runs before one that does not, with memory before one without, then the one with the fewest active runs, then with the fewest of its owner's. Nil: none is allowed.
-// mu is held.
-func (c *Core) chooseHome(r *run, allowed func(*slot) bool) *slot {
-	counts := c.residents(r.model, r.Owner)
-	need := int64(0)
-	for _, s := range r.model.slots { // about what an adapter takes: as those that are there
-		if c.cfg.Status != nil {
-			if st := c.cfg.Status(s.name); st.Adapters > 0 {
-				need = max(need, st.AdapterBytes/int64(st.Adapters))
-			}
-		}
-	}
-	rank := func(s *slot) []int {
-		absent, full := 0, 0
-		if !s.running {
-			absent = 1
-		}
-		if free := c.freeMemory(s); free >= 0 && free < need {
-			full = 1
-		}
-		n := counts[s.index]
-		return []int{absent, full, n.active, n.own, n.runs, s.index}
-	}
-	var found *slot
-	for _, s := range r.model.slots {
-		if s.failed == nil && allowed(s) && (found == nil || slices.Compare(rank(s), rank(found)) < 0) {
-			found = s
-		}
-	}
-	return found
-}
-
-// settleIn gives a run its first home. mu is held.
-func (c *Core) settleIn(r *run) {
-	if r.model == nil || r.home != nil {
-		return
-	}
-	r.home, r.adapter = r.model.slots[0], r.ID
-	if r.model.pooled() {
-		if s := c.chooseHome(r, func(s *slot) bool { return !s.drained && !s.odd }); s != nil {
-			r.home = s
-		}
-	}
-}
-
 // sameWeights tells whether a backend has the base model that a run is trained on, as far as both are known. mu is held.
 func (r *run) sameWeights(s *slot) bool {
 	return r.ModelHash == "" || s.known.Backend == nil || s.known.Model.ModelHash == r.ModelHash
@@ -374,6 +280,7 @@ func (c *Core) rehome(r *run, to *slot, why string) {
 	to.inquest.rebuilds = to.inquest.rebuilds || r.crashes >= suspectAfter
 	r.home, r.moved = to, c.cfg.now()
 	r.homes++
+	c.recount(r)
 	r.adapter = fmt.Sprintf("%s@%d", r.ID, r.homes) // the old one may still be sampled from where it was
 	c.changed(r, changedRun)
 	r.model.wake()
@@ -422,48 +329,4 @@ func (c *Core) vacate(s *stay) {
 			c.logged("adapter could not be deleted", err, "adapter", s.adapter)
 		}
 	})
-}
-
-// shares has how an owner's weight is spread over the backends of a model. mu of the core guards it.
-type shares struct {
-	at     time.Time
-	owners map[string][]int // active runs, by backend
-}
-
-// sharesFor is how long a spread is used.
-const sharesFor = 250 * time.Millisecond
-
-// shareOf says for whom a run's work is done. Over several backends an owner's weight is spread as its active runs are: so one with runs everywhere has in each only a part of it, and one with a run in one place all of it there.
-func (c *Core) shareOf(r *run) plugins.Share {
-	share := c.share(r.Owner)
-	m := r.model
-	if !m.pooled() {
-		return share
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if now := c.cfg.now(); m.shares.owners == nil || now.Sub(m.shares.at) > sharesFor {
-		m.shares = shares{at: now, owners: map[string][]int{}}
-		for _, x := range c.runs {
-			if x.model == m && x.home != nil && c.active(x) {
-				list := m.shares.owners[x.Owner]
-				if list == nil {
-					list = make([]int, len(m.slots))
-					m.shares.owners[x.Owner] = list
-				}
-				list[x.home.index]++
-			}
-		}
-	}
-	here, all := 0, 0
-	for i, n := range m.shares.owners[r.Owner] {
-		all += n
-		if i == r.home.index {
-			here = n
-		}
-	}
-	if here > 0 && all > 0 {
-		share.Weight = min(cmp.Or(share.Weight, 1)*float64(here)/float64(all), plugins.MaxWeight)
-	}
-	return share
 }

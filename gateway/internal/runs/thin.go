@@ -196,8 +196,10 @@ func (c *Core) removeStored(ctx context.Context, before time.Time) error {
 	defer c.mu.Unlock()
 	forget()
 	for _, id := range ids {
-		c.changed(c.runs[id], changedRun)
+		r := c.runs[id]
+		c.changed(r, changedRun)
 		delete(c.runs, id)
+		c.recount(r)
 	}
 	return nil
 }

@@ -32,20 +32,19 @@ type frozen struct {
 // snapshot is a version of a run that unnamed samplers use; those of one version share it. It is hot while it is pinned in the backend, and goes to disk when newer ones
 // need its place.
 type snapshot struct {
-	run       *run
-	version   int64
-	seq       int64  // of the first operation that pinned it
-	pin       string // name of the pin
-	hot       bool
-	dir       string // under the data directory; "" = not on disk
-	folder    string // the same, from when the files are written on: it counts as dir when its samplers' records are durable
-	bytes     int64  // of its files, as they are counted for its owner
-	lost      string // why it is neither
-	removed   bool   // to make room
-	users     int    // samples that run on it
-	used      time.Time
-	spilling  bool
-	unwritten bool // it could not be written: that is tried again
+	run      *run
+	version  int64
+	seq      int64  // of the first operation that pinned it
+	pin      string // name of the pin
+	hot      bool
+	dir      string // under the data directory; "" = not on disk
+	folder   string // the same, from when the files are written on: it counts as dir when its samplers' records are durable
+	bytes    int64  // of its files, as they are counted for its owner
+	lost     string // why it is neither
+	removed  bool   // to make room
+	users    int    // samples that run on it
+	used     time.Time
+	spilling bool
 
 	published error // why it could not be written for another backend, when that was tried last
 }
@@ -433,18 +432,18 @@ func (c *Core) writeSoon(s *snapshot) {
 // writeAgain has the pinned versions written that could not be: until one is on disk, its run needs the journal back to it. mu is held.
 func (c *Core) writeAgain() {
 	var list []*snapshot
-	for _, r := range c.runs {
-		for _, s := range r.pins {
-			if s.unwritten && !s.spilling {
-				list = append(list, s)
-			}
+	for s := range c.unwritten {
+		if r := s.run; r.pins[s.version] != s || c.runs[r.ID] != r { // nobody wants it any more
+			delete(c.unwritten, s)
+		} else if !s.spilling {
+			list = append(list, s)
 		}
 	}
 	slices.SortFunc(list, func(a, b *snapshot) int {
 		return cmp.Or(cmp.Compare(a.run.ID, b.run.ID), cmp.Compare(a.version, b.version))
 	})
 	for _, s := range list {
-		s.unwritten = false
+		delete(c.unwritten, s)
 		c.writeSoon(s)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -24,6 +26,7 @@ import (
 var (
 	full  = flag.Bool("full", false, "measure, with TestCost")
 	inAll = flag.Int("runs", 10_000, "how many runs TestCost has")
+	sizes = flag.String("backends", "1,8,64,512", "how many backends TestCost has, one after the other")
 )
 
 // What a device takes, as measured on one GPU-sized model: a pass over a small batch, an optimizer step, a sample of a few tokens among others. Only their size beside the gateway's cost matters.
@@ -41,6 +44,7 @@ const (
 	steps      = 3   // of each run
 	perOwner   = 100 // runs: more sessions than that are another person's
 	operations = 1 + 3*steps
+	seldom     = 800 * time.Second // that a run's operations are apart where all devices have time for them: 10,000 runs are then two thirds of what one device can do
 )
 
 // device is a fake backend that takes time: one pass or step after the other, and so many samples at once.
@@ -48,38 +52,60 @@ type device struct {
 	*fake.Backend
 	training chan struct{}
 	sampling chan struct{}
+
+	mu     sync.Mutex
+	status plugins.Status // as the gateway is told of it
 }
 
-// use waits for a place on the device and has it for a while.
-func use(ctx context.Context, places chan struct{}, takes time.Duration) error {
+// changed takes note that samples wait for the device, or run on it.
+func (d *device) changed(waiting, running int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.status.WaitingSamples += waiting
+	d.status.RunningSamples += running
+}
+
+// train waits until the device trains nothing else and has it for a while.
+func (d *device) train(ctx context.Context, takes time.Duration) error {
 	select {
-	case places <- struct{}{}:
+	case d.training <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	defer func() { <-places }()
+	defer func() { <-d.training }()
 	time.Sleep(takes)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.status.CycleSeconds += takes.Seconds()
+	d.status.TrainedTokens++
 	return nil
 }
 
 func (d *device) ForwardBackward(ctx context.Context, r plugins.ForwardBackwardRequest) (plugins.ForwardBackwardResult, error) {
-	if err := use(ctx, d.training, passTime); err != nil {
+	if err := d.train(ctx, passTime); err != nil {
 		return plugins.ForwardBackwardResult{}, err
 	}
 	return d.Backend.ForwardBackward(ctx, r)
 }
 
 func (d *device) OptimStep(ctx context.Context, r plugins.OptimStepRequest) (plugins.OptimStepResult, error) {
-	if err := use(ctx, d.training, stepTime); err != nil {
+	if err := d.train(ctx, stepTime); err != nil {
 		return plugins.OptimStepResult{}, err
 	}
 	return d.Backend.OptimStep(ctx, r)
 }
 
 func (d *device) Sample(ctx context.Context, r plugins.SampleRequest, emit func(plugins.SampleEvent) error) error {
-	if err := use(ctx, d.sampling, sampleTime); err != nil {
-		return err
+	d.changed(1, 0)
+	select {
+	case d.sampling <- struct{}{}:
+		d.changed(-1, 1)
+	case <-ctx.Done():
+		d.changed(-1, 0)
+		return ctx.Err()
 	}
+	defer func() { d.changed(0, -1); <-d.sampling }()
+	time.Sleep(sampleTime)
 	return d.Backend.Sample(ctx, r, emit)
 }
 
@@ -93,6 +119,18 @@ func (p pool) Backend(_ context.Context, name string) (runs.Backend, error) {
 		return runs.Backend{}, fmt.Errorf("no backend %s", name)
 	}
 	return b, nil
+}
+
+// status is what a backend has told of itself last, as a server knows it: by its name, under a lock.
+func (p pool) status(name string) plugins.Status {
+	b, ok := p[name]
+	if !ok {
+		return plugins.Status{}
+	}
+	d := b.Backend.(*device)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.status
 }
 
 func newPool(n int) (pool, []string, error) {
@@ -110,7 +148,7 @@ func newPool(n int) (pool, []string, error) {
 		}
 		name := fmt.Sprintf("%s#%d", model, i)
 		names = append(names, name)
-		p[name] = runs.Backend{Backend: &device{b, make(chan struct{}, 1), make(chan struct{}, samplesNow)}, BootID: of.BootID, Model: info, Lost: make(chan struct{}), Reason: func() string { return "" }}
+		p[name] = runs.Backend{Backend: &device{Backend: b, training: make(chan struct{}, 1), sampling: make(chan struct{}, samplesNow)}, BootID: of.BootID, Model: info, Lost: make(chan struct{}), Reason: func() string { return "" }}
 	}
 	if n == 1 { // a model's only backend has its name
 		return pool{model: p[names[0]]}, nil, nil
@@ -118,10 +156,16 @@ func newPool(n int) (pool, []string, error) {
 	return p, names, nil
 }
 
-// client is one run: it trains, and samples what it has trained, as one who learns by reinforcement does.
-func client(ctx context.Context, core *runs.Core, n int) error {
+// client is one run: it trains, and samples what it has trained, as one who learns by reinforcement does. Its operations begin at least apart after each other.
+func client(ctx context.Context, core *runs.Core, n int, apart time.Duration) error {
 	owner := fmt.Sprint("owner-", n/perOwner)
+	time.Sleep(operations * apart * time.Duration(n%1000) / 1000) // else all of them would train at once, and then all of them sample
+	begun := time.Now()
 	done := func(at runs.Submitted, err error) (*runs.Outcome, error) {
+		defer func() {
+			time.Sleep(apart - time.Since(begun))
+			begun = time.Now()
+		}()
 		for {
 			if err != nil {
 				return nil, err
@@ -185,7 +229,7 @@ func processor() time.Duration {
 }
 
 // measure has so many runs train on so many backends.
-func measure(ctx context.Context, dir string, backends, runsInAll int) (m measured, err error) {
+func measure(ctx context.Context, dir string, backends, runsInAll int, apart time.Duration) (m measured, err error) {
 	records, err := store.Open(ctx, store.Options{Dir: dir, Reserve: -1})
 	if err != nil {
 		return m, err
@@ -196,7 +240,8 @@ func measure(ctx context.Context, dir string, backends, runsInAll int) (m measur
 		return m, err
 	}
 	core, err := runs.Open(ctx, runs.Config{
-		Store: records, DataDir: dir, Backends: p, Models: []runs.Model{{Name: model, Backends: names}}, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Store: records, DataDir: dir, Backends: p, Models: []runs.Model{{Name: model, Backends: names}}, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Status: p.status,
+		SessionExpiry: max(5*time.Minute, 2*apart), // these clients have no heartbeat
 	})
 	if err != nil {
 		return m, err
@@ -206,7 +251,7 @@ func measure(ctx context.Context, dir string, backends, runsInAll int) (m measur
 	var all sync.WaitGroup
 	for n := range runsInAll {
 		all.Go(func() {
-			if one := client(ctx, core, n); one != nil {
+			if one := client(ctx, core, n, apart); one != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				if err == nil {
@@ -237,7 +282,7 @@ func TestPool(t *testing.T) {
 			dir := fast(t)
 			synctest.Test(t, func(t *testing.T) {
 				const runsInAll = 24
-				m, err := measure(context.Background(), dir, backends, runsInAll)
+				m, err := measure(context.Background(), dir, backends, runsInAll, 0)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -250,20 +295,27 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// TestCost measures what an operation costs the gateway, by the number of backends: µs of a processor. What is printed is also in docs/pool.md.
+// TestCost measures what an operation costs the gateway, by the number of backends: µs of a processor. Once the runs do all they can, so that one device makes each of them wait; and once all of them work equally seldom, whatever the
+// number of devices. What is printed is also in docs/pool.md.
 func TestCost(t *testing.T) {
 	if !*full {
 		t.Skip("a measurement of some minutes: runs with -full")
 	}
-	for _, backends := range []int{1, 8, 64, 512} {
-		dir := fast(t)
-		synctest.Test(t, func(t *testing.T) {
-			m, err := measure(context.Background(), dir, backends, *inAll)
-			if err != nil {
-				t.Fatal(err)
-			}
-			n := float64(*inAll * (operations + steps))
-			t.Logf("%3d backends, %d runs: %6.1f µs an operation; %9.0f operations a second of the devices' time", backends, *inAll, float64(m.cost.Microseconds())/n, n/m.took.Seconds())
-		})
+	for _, size := range strings.Split(*sizes, ",") {
+		backends, err := strconv.Atoi(size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, apart := range []time.Duration{seldom, 0} {
+			dir := fast(t)
+			synctest.Test(t, func(t *testing.T) {
+				m, err := measure(context.Background(), dir, backends, *inAll, apart)
+				if err != nil {
+					t.Fatal(err)
+				}
+				n := float64(*inAll * (operations + steps))
+				t.Logf("%3d backends, %d runs, operations at least %v apart: %6.1f µs an operation; %9.0f operations a second", backends, *inAll, apart, float64(m.cost.Microseconds())/n, n/m.took.Seconds())
+			})
+		}
 	}
 }
