@@ -8,6 +8,8 @@
 #include "shim.h"
 #include "streams.h"
 
+#include <sys/mman.h>
+
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -56,7 +58,7 @@ struct Context {
   }
 };
 Context contexts[8];
-std::set<void *> host, handles;
+std::set<void *> host, handles, mapped;
 thread_local Context *current;
 
 long setting(const char *name, long otherwise) {
@@ -111,6 +113,27 @@ void tell(const char *what, const shim::Kernel *kernel) {
     fputs(line.c_str(), f);
     fclose(f);
   }
+}
+
+// take gives memory for a device, NULL if there is none. It is never below 4 GiB, where the heap of a program at a fixed place begins: an address
+// there has the bits of two small numbers that lie beside each other among a kernel's arguments (a float of 1e-5 and a zero, say), and a launch
+// would find that it names memory. The upper half of those that mmap chooses is a number of about 32,600.
+void *take(size_t bytes) {
+  void *p = nullptr;
+  if (posix_memalign(&p, 512, bytes)) return nullptr;
+  if ((uint64_t)p >> 32 == 0) {
+    free(p);
+    p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return nullptr;
+    mapped.insert(p);
+  }
+  return p;
+}
+void give_back(void *p, size_t bytes) {
+  if (mapped.erase(p))
+    munmap(p, bytes);
+  else
+    free(p);
 }
 
 void *new_handle() {
@@ -253,7 +276,7 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
 int cuDevicePrimaryCtxRelease_v2(int device) {
   ENTER if (!contexts[device].retained) return INVALID_CONTEXT;
   if (--contexts[device].retained == 0) { // the context takes its memory with it
-    for (auto &m : contexts[device].memory) free((void *)m.first);
+    for (auto &m : contexts[device].memory) give_back((void *)m.first, m.second);
     contexts[device].memory.clear();
     contexts[device].used = 0;
     for (Context &c : contexts) c.peers.erase(&contexts[device]), contexts[device].peers.erase(&c);
@@ -283,8 +306,8 @@ int cuMemGetInfo_v2(size_t *free, size_t *total) {
 int cuMemAlloc_v2(unsigned long long *address, size_t bytes) {
   IN_CONTEXT if (!bytes) return INVALID_VALUE;
   if (current->used + bytes > (size_t)setting("FAKE_CUDA_MEMORY", 1l << 30)) return OUT_OF_MEMORY;
-  void *p = nullptr;
-  if (posix_memalign(&p, 512, bytes)) return OUT_OF_MEMORY;
+  void *p = take(bytes);
+  if (!p) return OUT_OF_MEMORY;
   memset(p, 0xff, bytes); // not a number, for those who read before they write
   current->memory[(unsigned long long)p] = bytes;
   current->used += bytes;
@@ -296,7 +319,7 @@ int cuMemFree_v2(unsigned long long address) {
   if (m == current->memory.end()) return INVALID_VALUE;
   if (int code = streams::run_all()) return code; // as the driver, which waits
   current->used -= m->second;
-  free((void *)address);
+  give_back((void *)address, m->second);
   current->memory.erase(m);
   return 0;
 }

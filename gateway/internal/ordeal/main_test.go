@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -118,6 +119,7 @@ type server struct {
 	programs string   // the folder of the programs that run
 	kill     []string // for each start from the first: where it is killed, see killer; "" = nowhere
 	starts   int
+	changing sync.Mutex // of the next two, while revive replaces them
 	process  *exec.Cmd
 	ended    chan struct{} // closed when the process is gone
 	mortal   chan struct{} // closed to end what revives it
@@ -205,20 +207,29 @@ func (s *server) startAgain() error {
 	if s.url != "" {
 		args = append(args, "--listen", strings.TrimPrefix(s.url, "http://"))
 	}
-	s.process = exec.Command(filepath.Join(s.programs, "tinsmith"), args...)
-	s.process.Env = append(os.Environ(), runVariable+"=1", countVariable+"="+filepath.Join(s.dir, "counts"))
+	process := exec.Command(filepath.Join(s.programs, "tinsmith"), args...)
+	process.Env = append(os.Environ(), runVariable+"=1", countVariable+"="+filepath.Join(s.dir, "counts"))
 	if s.starts < len(s.kill) {
-		s.process.Env = append(s.process.Env, killVariable+"="+s.kill[s.starts])
+		process.Env = append(process.Env, killVariable+"="+s.kill[s.starts])
 	}
 	s.starts++
-	s.process.Stdout, s.process.Stderr = log, log
-	if err := s.process.Start(); err != nil {
+	process.Stdout, process.Stderr = log, log
+	if err := process.Start(); err != nil {
 		return err
 	}
 	ended := make(chan struct{})
-	s.ended = ended
-	go func(p *exec.Cmd) { _ = p.Wait(); close(ended) }(s.process)
+	s.changing.Lock()
+	s.process, s.ended = process, ended
+	s.changing.Unlock()
+	go func() { _ = process.Wait(); close(ended) }()
 	return nil
+}
+
+// running is the process that runs, or ran last, and what is closed when it is gone: of a server that is revived.
+func (s *server) running() (*os.Process, <-chan struct{}) {
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	return s.process.Process, s.ended
 }
 
 func (s *server) gone() bool {

@@ -289,7 +289,7 @@ func pause(t *testing.T, backend settings, want findings) {
 		for i := 0; !done.Load() && i < 3; i++ {
 			time.Sleep(time.Duration(rand.IntN(150)) * time.Millisecond)
 			s := c.serving()
-			process, ended := s.process.Process, s.ended
+			process, ended := s.running()
 			if i == 2 { // asked to end it gives the lease up
 				_ = process.Signal(syscall.SIGTERM)
 				<-ended
@@ -336,11 +336,11 @@ func BenchmarkTakeover(b *testing.B) {
 			i := 0
 			for b.Loop() {
 				i++
-				s := c.serving()
-				_ = s.process.Process.Signal(signal)
+				process, _ := c.serving().running()
+				_ = process.Signal(signal)
 				r.pass(i, 1, 8).must()
 				b.StopTimer()
-				_ = s.process.Process.Signal(syscall.SIGCONT)
+				_ = process.Signal(syscall.SIGCONT)
 				for _, s := range c.gateways {
 					s.await("up", func(h health) bool {
 						return h.Status == "ok" || h.Status == "standby" && len(h.Models) > 0 && h.Models[0].State == "ready"
@@ -386,7 +386,7 @@ func TestPartition(t *testing.T) {
 	want, _, _, _ := live(t, victim{backend: backend})
 	c, way, _ := coupleByLink(t, backend, true)
 	first := c.gateways[0]
-	ended := first.ended
+	_, ended := first.running()
 	var disturbing sync.WaitGroup
 	disturbing.Go(func() {
 		time.Sleep(time.Duration(50+rand.IntN(200)) * time.Millisecond)
