@@ -161,7 +161,7 @@ type Core struct {
 	undescribed  descriptions
 	deleted      map[string]time.Time   // recent deletions by owner, path and idempotency key
 	removed      map[string]time.Time   // sessions whose records are being deleted, or were a moment ago
-	unwritten    map[*snapshot]struct{} // those that could not be written: that is tried again
+	unwritten    map[*snapshot]struct{} // versions of runs that could not be written: that is tried again
 	owners       map[string]accepted    // samples accepted and not finished, by owner
 	promptBytes  int64                  // of those of all owners
 	passBytes    int64                  // of passes that are in memory

@@ -159,8 +159,11 @@ func (c *Core) residents(m *model) *residents {
 
 // homed gives the runs whose home a backend is, by their names. mu is held.
 func (s *slot) homed() []*run {
-	return slices.SortedFunc(maps.Keys(s.model.residents.places[s.index].homes), func(a, b *run) int { return cmp.Compare(a.ID, b.ID) })
+	return slices.SortedFunc(maps.Keys(s.model.residents.places[s.index].homes), byID)
 }
+
+// byID orders runs by their names.
+func byID(a, b *run) int { return cmp.Compare(a.ID, b.ID) }
 
 // chooseHome gives the backend where a run fits best: one that runs before one that does not, with memory before one without, then the one with the fewest active runs, then with the fewest of its owner's. Nil: none is allowed.
 // mu is held.

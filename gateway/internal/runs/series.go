@@ -175,7 +175,7 @@ func (c *Core) writeSeries(ctx context.Context) error {
 		}
 	}
 	c.mu.Unlock()
-	slices.SortFunc(list, func(a, b *run) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(list, byID)
 	return c.writeSeriesOf(ctx, list)
 }
 
