@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -175,21 +176,8 @@ func TestPoolFindsRoom(t *testing.T) {
 
 // A backend that joins gets runs of those that are busier: one after the other, until none is far busier than another.
 func TestPoolBalances(t *testing.T) {
-	var mu sync.Mutex
-	now := time.Now()
-	w, p := pooled(t, 2, func(w *world) {
-		w.config.Now = func() time.Time {
-			mu.Lock()
-			defer mu.Unlock()
-			return now
-		}
-		w.config.SessionExpiry = time.Hour
-	})
-	later := func(d time.Duration) {
-		mu.Lock()
-		defer mu.Unlock()
-		now = now.Add(d)
-	}
+	now, later := movedClock()
+	w, p := pooled(t, 2, func(w *world) { w.config.Now, w.config.SessionExpiry = now, time.Hour })
 	p.kill(p.names[1])
 	w.eventually(func() bool { return !w.models[0].slots[1].running })
 	session := w.session()
@@ -225,19 +213,13 @@ func TestPoolBalances(t *testing.T) {
 
 // From a backend that has time left no run moves: it would gain nothing.
 func TestPoolMovesFromBusyBackends(t *testing.T) {
-	var mu sync.Mutex
-	now, worked := time.Now(), 1.0
+	now, later := movedClock()
+	var worked atomic.Int64 // a time.Duration
+	worked.Store(int64(time.Second))
 	w, p := pooled(t, 2, func(w *world) {
-		w.config.Now = func() time.Time {
-			mu.Lock()
-			defer mu.Unlock()
-			return now
-		}
-		w.config.SessionExpiry = time.Hour
-		w.config.Status = func(backend string) plugins.Status {
-			mu.Lock()
-			defer mu.Unlock()
-			return plugins.Status{CycleSeconds: worked}
+		w.config.Now, w.config.SessionExpiry = now, time.Hour
+		w.config.Status = func(string) plugins.Status {
+			return plugins.Status{CycleSeconds: time.Duration(worked.Load()).Seconds()}
 		}
 	})
 	p.kill(p.names[1])
@@ -246,16 +228,15 @@ func TestPoolMovesFromBusyBackends(t *testing.T) {
 	for n := range int64(6) {
 		w.good(w.ForwardBackward(t.Context(), w.pass(w.newRun(session, n), 1)))
 	}
-	later := func(d time.Duration, share float64) { // the first backend works for so much of it
-		mu.Lock()
-		now, worked = now.Add(d), worked+share*d.Seconds()
-		mu.Unlock()
+	pass := func(d time.Duration, share float64) { // the backends work for so much of it
+		later(d)
+		worked.Add(int64(share * float64(d)))
 		w.Core.mu.Lock()
 		w.rebalance(w.models[0])
 		w.Core.mu.Unlock()
 	}
-	later(10*time.Second, 0.1)
-	later(10*time.Second, 0.1)
+	pass(10*time.Second, 0.1)
+	pass(10*time.Second, 0.1)
 	p.begin(p.names[1])
 	w.eventually(func() bool { return w.models[0].slots[1].running })
 	w.Core.mu.Lock()
@@ -264,7 +245,7 @@ func TestPoolMovesFromBusyBackends(t *testing.T) {
 		t.Error("a run moves from a backend that has nearly nothing to do")
 	}
 	w.Core.mu.Unlock()
-	later(6*time.Second, 0.9)
+	pass(6*time.Second, 0.9)
 	w.eventually(func() bool { return len(w.models[0].slots[1].homed()) > 0 })
 }
 

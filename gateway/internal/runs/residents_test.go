@@ -73,13 +73,16 @@ func spreads(all *residents) []string {
 	return out
 }
 
+// movedClock is the time, and what moves it on.
+func movedClock() (now func() time.Time, later func(time.Duration)) {
+	passed := new(atomic.Int64)
+	return func() time.Time { return time.Now().Add(time.Duration(passed.Load())) }, func(d time.Duration) { passed.Add(int64(d)) }
+}
+
 // Runs are counted where they are as they come, work, rest, move and end.
 func TestPoolCountsRuns(t *testing.T) {
-	var passed atomic.Int64
-	later := func(d time.Duration) { passed.Add(int64(d)) }
-	w, p := pooled(t, 3, func(w *world) {
-		w.config.Now = func() time.Time { return time.Now().Add(time.Duration(passed.Load())) }
-	})
+	now, later := movedClock()
+	w, p := pooled(t, 3, func(w *world) { w.config.Now = now })
 	session := w.session()
 	count := func(wanted ...int) {
 		t.Helper()
