@@ -225,7 +225,7 @@ func (c *Core) pump(r *run) {
 		if r.State == stateLive && r.boot == "" && r.rebuild == nil {
 			c.interrupt(r, "its backend was not there")
 		}
-		if b := r.rebuild; b != nil && (!b.loaded || op.past == nil && b.running > 0) {
+		if b := r.rebuild; b != nil && (!b.loaded || !op.internal() && b.running > 0) {
 			return // what follows the past must not run on anything else
 		}
 		alone := op.create != nil || op.load != nil || op.kind == OpUnloadRun

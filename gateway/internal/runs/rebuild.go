@@ -371,7 +371,7 @@ func (c *Core) queuePast(r *run, b Backend, p *plan) {
 		q.failed = p.failed
 	}
 	c.moveIn(r, b)
-	r.since = sincePoint{at: c.cfg.now(), operations: p.past}
+	r.since = sincePoint{at: c.cfg.now()}
 	r.rebuild.going, r.rebuild.loaded, r.rebuild.left, r.rebuild.count, r.rebuild.running = false, true, p.past, p.past, 0
 	r.rebuild.computed = p.computes
 	if p.base != nil {

@@ -91,6 +91,13 @@ func (c *Core) basePoint(r *run) *recoveryPoint {
 	return base
 }
 
+// pointWaits tells whether a recovery point of some run is to be written, or is just written, from a backend: one at a time, because each keeps a version in its memory. Else the next run whose
+// state is due has its turn, so that all have it however much else waits for the disk. mu is held.
+func (s *slot) pointWaits() bool {
+	r := s.point
+	return r != nil && r.usable() && r.writing && r.home == s
+}
+
 // sincePoint is what a run did since its state was written last.
 type sincePoint struct {
 	at         time.Time
@@ -99,11 +106,14 @@ type sincePoint struct {
 }
 
 // duePoint decides whether the state after an operation that was just given to the backend is to be written: after a step, where a version is all that is needed, or after many
-// passes without one, with the accumulated gradient. mu is held.
+// passes without one, with the accumulated gradient. A rebuild writes it, too: one that takes long and is cut off again and again would otherwise begin at the same place each time. mu is held.
 func (c *Core) duePoint(op *operation) *operation {
 	r, now := op.run, c.cfg.now()
-	if op.internal() || op.create != nil || op.kind == OpUnloadRun {
+	if op.point != nil || op.create != nil || op.kind == OpUnloadRun {
 		return nil
+	}
+	if op.past != nil && slices.ContainsFunc(r.points, func(p *recoveryPoint) bool { return p.Seq >= op.seq }) {
+		return nil // the rebuild begins before it for the sake of a sampler's version
 	}
 	r.since.operations++
 	if op.trains {
@@ -122,14 +132,14 @@ func (c *Core) duePoint(op *operation) *operation {
 		r.since.at = r.CreatedAt
 	}
 	early := r.since.operations < c.cfg.PointOperations && now.Sub(r.since.at) < c.cfg.PointEvery
-	if early || r.writing || r.rebuild != nil || r.moving != nil || c.disk.busy {
+	if early || r.writing || r.moving != nil || r.home.pointWaits() {
 		return nil
 	}
 	p := &recoveryPoint{RunID: r.ID, Seq: op.seq, Scope: scope, CreatedAt: now.UTC(), Dir: filepath.Join("recovery", r.ID, itoa(op.seq)+"~"+c.newID("", "", "")[:8])}
 	if scope == plugins.ScopeAccumulator {
 		p.WindowSent, p.WindowFault = r.queue.window.sent, r.queue.window.fault
 	}
-	r.writing, r.since = true, sincePoint{at: now}
+	r.writing, r.since, r.home.point = true, sincePoint{at: now}, r
 	return &operation{run: r, seq: op.seq, point: p}
 }
 
@@ -166,8 +176,10 @@ func (c *Core) takePoint(ctx context.Context, b Backend, op *operation) {
 		r.writing = false
 	case p.Scope == plugins.ScopeOptimizer:
 		adapter := r.adapter // as it is called in this process
-		c.writeBehind(func(ctx context.Context) { c.writePoint(ctx, b, r, adapter, p, pin) })
+		c.disk.points = append(c.disk.points, func(ctx context.Context) { c.writePoint(ctx, b, r, adapter, p, pin) })
+		c.writeBehind()
 	default:
+		b.slot.point = nil
 		c.setWritten(r, p)
 	}
 	c.cameBack(op)
@@ -189,7 +201,10 @@ func (c *Core) writePoint(ctx context.Context, b Backend, r *run, adapter string
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if r.boot != b.BootID || r.rebuild != nil || !r.usable() { // it was interrupted; the pin is gone with the adapter
+	if b.slot.point == r {
+		b.slot.point = nil
+	}
+	if r.boot != b.BootID || !r.usable() { // it was interrupted; the pin is gone with the adapter
 		if err == nil {
 			c.start(func(context.Context) { c.discard(p.Dir) })
 		}
@@ -275,46 +290,6 @@ func (c *Core) prune(ctx context.Context, r *run) {
 		r.pruning = false
 		c.released = c.released || err == nil
 		c.startRebuild(r)
-	}
-}
-
-// diskQueue orders what is written in the background, over all runs: one at a time, with rests in between, so that it takes no more than its share of the disk. mu of the core
-// guards it.
-type diskQueue struct {
-	jobs []func(context.Context)
-	busy bool // something is written, or rested from
-}
-
-// writeBehind has something written in the background. mu is held.
-func (c *Core) writeBehind(job func(context.Context)) {
-	c.disk.jobs = append(c.disk.jobs, job)
-	if c.disk.busy {
-		return
-	}
-	c.disk.busy = true
-	c.start(c.writeJobs)
-}
-
-func (c *Core) writeJobs(ctx context.Context) {
-	for {
-		c.mu.Lock()
-		if len(c.disk.jobs) == 0 {
-			c.disk.busy = false
-			c.mu.Unlock()
-			return
-		}
-		job := c.disk.jobs[0]
-		c.disk.jobs = c.disk.jobs[1:]
-		c.mu.Unlock()
-		began := time.Now()
-		job(ctx)
-		rest := time.NewTimer(time.Duration(float64(time.Since(began)) * (1/c.cfg.DiskShare - 1)))
-		select {
-		case <-rest.C:
-		case <-ctx.Done():
-			rest.Stop()
-			return
-		}
 	}
 }
 

@@ -408,7 +408,7 @@ func (c *Core) writeSoon(s *snapshot) {
 	if s.dir != "" || s.spilling {
 		return
 	}
-	c.writeBehind(func(ctx context.Context) {
+	c.disk.versions = append(c.disk.versions, func(ctx context.Context) {
 		c.mu.Lock()
 		b, ok := s.run.home.current()
 		ok = ok && s.hot && s.dir == "" && !s.spilling && b.BootID == s.run.boot
@@ -427,6 +427,7 @@ func (c *Core) writeSoon(s *snapshot) {
 		c.mu.Unlock()
 		c.prune(ctx, s.run)
 	})
+	c.writeBehind()
 }
 
 // writeAgain has the pinned versions written that could not be: until one is on disk, its run needs the journal back to it. mu is held.
