@@ -40,6 +40,7 @@ template <int D> INLINE void read_items(float (*to)[D + 1], int n, const view &v
 // Which keys a row sees. back is the sequence's window or, without one, more positions than there are: a distance from the row back to the key, as unsigned, is below it where the row sees the key.
 INLINE unsigned back_of(const sequence &s) { return s.window ? (unsigned)s.window : 0x80000000u; }
 INLINE bool sees_key(unsigned back, int64_t position, int64_t key) { return (uint64_t)(position - key) < back; }
+INLINE bool sees_key(unsigned back, int32_t position, int32_t key) { return (unsigned)(position - key) < back; } // the same: positions have 31 bits, and a difference below zero is at least 2³¹
 // first_seen is the first key that the row at a position sees.
 INLINE int64_t first_seen(const sequence &s, int64_t position) { return s.window && position >= s.window ? position - s.window + 1 : 0; }
 // first_page_seen is where the page begins that has it.

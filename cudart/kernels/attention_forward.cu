@@ -18,7 +18,7 @@ template <int D, int PER, bool split> struct attention_block {
   }
 
   // page adds one page; with all, every item sees every key of it.
-  INLINE void page(state &s, const attention_arguments &a, int64_t head, int64_t number, int64_t k0, const int64_t (&position)[PER], unsigned back, bool all, float (*q)[D + 1],
+  INLINE void page(state &s, const attention_arguments &a, int64_t head, int64_t number, int32_t k0, const int32_t (&position)[PER], unsigned back, bool all, float (*q)[D + 1],
                    float (*kv)[D + 1], float (*p)[PAGE_KEYS + 1]) {
     int ty = thread() / 16, tx = thread() % 16;
     float score[PER][4];
@@ -64,8 +64,9 @@ template <int D, int PER, bool split> struct attention_block {
     const int32_t *pages = memory<const int32_t>(a.pages) + s.first_page;
     int ty = thread() / 16, tx = thread() % 16;
     int64_t head = block_y(), dim = a.c.dim, all = s.count * a.group, last = tile.item + items < all ? tile.item + items : all;
-    int64_t position[PER], first_position = s.first + row_of_item(tile.item, a.group), last_position = s.first + row_of_item(last - 1, a.group);
-    UNROLL for (int i = 0; i < PER; i++) position[i] = tile.item + ty * PER + i < all ? s.first + row_of_item(tile.item + ty * PER + i, a.group) : -1;
+    int32_t position[PER]; // of 64 bits each, registers would spill
+    int64_t first_position = s.first + row_of_item(tile.item, a.group), last_position = s.first + row_of_item(last - 1, a.group);
+    UNROLL for (int i = 0; i < PER; i++) position[i] = tile.item + ty * PER + i < all ? (int32_t)(s.first + row_of_item(tile.item + ty * PER + i, a.group)) : -1;
     const key_range keys = keys_of_block(s, first_position, last_position, split, block_z());
     if (keys.from >= keys.to) return; // this part has no keys for the tile
     const unsigned back = back_of(s);
@@ -75,7 +76,7 @@ template <int D, int PER, bool split> struct attention_block {
     float total_top[PER], total_sum[PER];
     begin(now);
     for (int64_t k0 = keys.from; k0 < keys.to; k0 += PAGE_KEYS) {
-      page(now, a, head, pages[k0 / PAGE_KEYS], k0, position, back, all_see(back, first_position, last_position, k0), q, kv, p);
+      page(now, a, head, pages[k0 / PAGE_KEYS], (int32_t)k0, position, back, all_see(back, first_position, last_position, k0), q, kv, p);
       if (!ends_part(s, k0, keys.to)) continue;
       const int64_t part = part_of(s, k0);
       UNROLL for (int i = 0; i < PER; i++) {
