@@ -86,7 +86,7 @@ func TestFleetUnderKills(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				// Most of its kills come once it has brought the runs back, some before: none would get anywhere if all did.
+				// What comes next comes as soon as it serves again, at times before: it finds most runs half rebuilt.
 				begun := time.Now()
 				patience := begun.Add(time.Duration(source.Int64N(int64(30 * time.Second))))
 				for s.healthz().Status != "ok" && time.Now().Before(patience) && pause(50*time.Millisecond) {

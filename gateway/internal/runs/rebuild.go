@@ -24,6 +24,8 @@ type rebuild struct {
 	since    time.Time
 	done     chan struct{} // closed when it has ended, well or not
 	going    bool          // its goroutine runs
+	in       *slot         // the backend among whose rebuilds it counts; nil = it waits, or needs no turn
+	wanted   time.Time     // since when a sample waits for it; zero = none does
 	loaded   bool          // the base is in the process, the past is in the queue
 	left     int           // past operations that have not been decided
 	running  int           // those of them that the process has
@@ -111,6 +113,7 @@ func (c *Core) interrupt(r *run, reason string) {
 		c.changedRebuild(r)
 	}
 	b := r.rebuild
+	c.leaveRebuilds(b)
 	b.loaded, b.left, b.running = false, 0, 0
 	r.queue.ready = slices.DeleteFunc(r.queue.ready, (*operation).internal)
 	r.writing = false
@@ -130,6 +133,7 @@ func (c *Core) startRebuild(r *run) {
 // settled ends a rebuild, well or not. mu is held.
 func (c *Core) settled(r *run) {
 	if r.rebuild != nil {
+		c.leaveRebuilds(r.rebuild)
 		close(r.rebuild.done)
 		r.rebuild = nil
 		c.recount(r)
@@ -176,7 +180,10 @@ func (c *Core) rebuild(ctx context.Context, r *run) {
 			return
 		}
 		var p *plan
-		if err = c.awaitRebuildTurn(ctx, r, b); err == nil {
+		if err = c.joinRebuilds(ctx, r, b); err == nil {
+			err = c.awaitRebuildTurn(ctx, r, b)
+		}
+		if err == nil {
 			p, err = c.plan(ctx, r)
 		}
 		if err == nil {
@@ -209,6 +216,7 @@ func (c *Core) rebuild(ctx context.Context, r *run) {
 		default:
 			c.loseRun(r, "it cannot be rebuilt: "+err.Error())
 		}
+		c.leaveRebuilds(r.rebuild)
 		needed := r.usable() && (r.rebuild == nil || r.rebuild.unsuited == nil)
 		usable, adapter := r.usable(), cmp.Or(left, r.adapter)
 		c.mu.Unlock()
@@ -458,6 +466,9 @@ func (c *Core) awaitRebuilt(ctx context.Context, r *run) error {
 	}
 	for r.rebuild != nil {
 		b := r.rebuild
+		if b.wanted.IsZero() {
+			b.wanted = c.cfg.now()
+		}
 		c.mu.Unlock()
 		var err error
 		select {

@@ -19,6 +19,7 @@ type slot struct {
 	frozen    map[string]*frozen
 	loads     int64 // makes adapter ids of frozen ones unique
 	inquest   inquest
+	rebuilds  rebuildQueue
 	point     *run // whose recovery point was taken from it last, see pointWaits
 	drained   bool
 	leaves    bool  // it is drained because known is to end
