@@ -5,7 +5,7 @@
 
 #define NEEDED(name, arguments) {#name, offsetof(driver, name), 0},
 #define OPTIONAL(name, arguments) {#name, offsetof(driver, name), 1},
-const library_function cuda_functions[CUDA_FUNCTION_COUNT] = {CUDA_FUNCTIONS(NEEDED) CUDA_GRAPH_FUNCTIONS(OPTIONAL)};
+const library_function cuda_functions[CUDA_FUNCTION_COUNT] = {CUDA_FUNCTIONS(NEEDED) CUDA_GRAPH_FUNCTIONS(OPTIONAL) CUDA_EDGE_FUNCTIONS(OPTIONAL)};
 #undef NEEDED
 #undef OPTIONAL
 
@@ -194,13 +194,17 @@ cuda_result cuda_graph_build(device *v, cuda_graph *g, const cuda_work *work, in
   if (!v->d->name) return NOT_FOUND;
   CUDA_GRAPH_FUNCTIONS(THERE)
 #undef THERE
+  // A launch begins when all blocks of the one before it have begun, and waits within for its end: what is behind the first is programmatic.
+  const cuda_edge edge = {.from_port = 1, .type = 1};
   CURRENT(v);
   if (!(g->nodes = calloc((size_t)count, sizeof *g->nodes))) return OUT_OF_MEMORY;
   CHECK(v->d->cuGraphCreate(&g->graph, 0));
   for (int i = 0; i < count; i++) {
     void *pointer;
     const cuda_node node = node_of(v, work + i, arguments, &pointer);
-    CHECK(v->d->cuGraphAddKernelNode_v2(&g->nodes[i], g->graph, i ? &g->nodes[i - 1] : NULL, i > 0, &node));
+    const int whole = i > 0 && !v->dependent; // it begins after the end of the one before it
+    CHECK(v->d->cuGraphAddKernelNode_v2(&g->nodes[i], g->graph, whole ? &g->nodes[i - 1] : NULL, whole, &node));
+    if (i > 0 && v->dependent) CHECK(v->d->cuGraphAddDependencies_v2(g->graph, &g->nodes[i - 1], &g->nodes[i], &edge, 1));
   }
   return v->d->cuGraphInstantiateWithFlags(&g->executable, g->graph, 0);
 }

@@ -77,6 +77,11 @@ typedef struct cuda_node {
   X(cuFuncSetAttribute, (void *function, int attribute, int value)) \
   X(cuLaunchKernel, (void *function, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y, unsigned threads_z, unsigned shared, void *stream, void **arguments, void **extra))
 
+// cuda_edge says what a launch of a graph waits for: CUDA's CUgraphEdgeData.
+typedef struct {
+  unsigned char from_port, to_port, type, reserved[5];
+} cuda_edge;
+
 // Those of graphs, which a driver may lack.
 #define CUDA_GRAPH_FUNCTIONS(X) \
   X(cuGraphCreate, (void **graph, unsigned flags)) \
@@ -86,17 +91,21 @@ typedef struct cuda_node {
   X(cuGraphLaunch, (void *executable, void *stream)) \
   X(cuGraphExecDestroy, (void *executable)) \
   X(cuGraphDestroy, (void *graph))
+// And those of graphs in which launches overlap, of CUDA 12.3.
+#define CUDA_EDGE_FUNCTIONS(X) \
+  X(cuGraphAddDependencies_v2, (void *graph, void *const *from, void *const *to, const cuda_edge *edges, size_t count))
 
 typedef struct driver {
   void *library;
 #define CUDA_POINTER(name, arguments) cuda_result(*name) arguments;
   CUDA_FUNCTIONS(CUDA_POINTER)
   CUDA_GRAPH_FUNCTIONS(CUDA_POINTER)
+  CUDA_EDGE_FUNCTIONS(CUDA_POINTER)
 #undef CUDA_POINTER
 } driver;
 
 #define CUDA_ONE(name, arguments) +1
-enum { CUDA_FUNCTION_COUNT = 0 CUDA_FUNCTIONS(CUDA_ONE) CUDA_GRAPH_FUNCTIONS(CUDA_ONE) };
+enum { CUDA_FUNCTION_COUNT = 0 CUDA_FUNCTIONS(CUDA_ONE) CUDA_GRAPH_FUNCTIONS(CUDA_ONE) CUDA_EDGE_FUNCTIONS(CUDA_ONE) };
 #undef CUDA_ONE
 extern const library_function cuda_functions[CUDA_FUNCTION_COUNT];
 
@@ -107,6 +116,7 @@ typedef struct device {
   const driver *d;
   int ordinal, handle;
   void *context, *stream;
+  int dependent; // launches of graphs begin while those before them run: every kernel that is loaded waits for them itself
   void *modules[MODULE_LIMIT]; // those behind the first one, with kernels that not every device has, may be missing
   void *aside; // a second stream, made when it is first needed
   void *functions[KERNEL_LIMIT];

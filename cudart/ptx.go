@@ -87,6 +87,9 @@ func (v *Device) loadKernels() error {
 
 // loadModule loads one of the modules, whose kernels have the numbers from first on.
 func (v *Device) loadModule(number int, name string, text []byte, first int, kernels []kernel) error {
+	if v.c.dependent != 0 {
+		text = waiting(text)
+	}
 	source := C.CString(string(text))
 	defer C.free(unsafe.Pointer(source))
 	names := (*[C.KERNEL_LIMIT]*C.char)(C.calloc(C.KERNEL_LIMIT, C.size_t(unsafe.Sizeof((*C.char)(nil)))))

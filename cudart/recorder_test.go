@@ -151,7 +151,11 @@ func TestRecordedEqualsLaunched(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("FAKE_CUDA_LATE", "1") // what is not in the stream's order shows
 			d := openDriver(t)
-			recorded, launched := newPasses(t, openDevice(t, d, 0)), newPasses(t, openDevice(t, d, 0))
+			dependent := openDevice(t, d, 0)
+			if err := dependent.UseDependentLaunches(true); err != nil {
+				t.Fatal(err)
+			}
+			recorded, launched, overlapping := newPasses(t, openDevice(t, d, 0)), newPasses(t, openDevice(t, d, 0)), newPasses(t, dependent)
 			for i, s := range steps {
 				t.Setenv("FAKE_CUDA_FAIL", s.forbidden)
 				if err := recorded.v.Record(func() error { return recorded.launch(s.pass) }); err != nil {
@@ -161,10 +165,13 @@ func TestRecordedEqualsLaunched(t *testing.T) {
 				if err := launched.launch(s.pass); err != nil {
 					t.Fatal(err)
 				}
-				if !bytes.Equal(recorded.result(), launched.result()) {
+				if err := dependent.Record(func() error { return overlapping.launch(s.pass) }); err != nil {
+					t.Fatalf("pass %d, dependent: %v", i, err)
+				}
+				if want := launched.result(); !bytes.Equal(recorded.result(), want) || !bytes.Equal(overlapping.result(), want) {
 					t.Fatalf("pass %d: other results than launch by launch", i)
 				}
-				if recorded.v.recorder.off {
+				if recorded.v.recorder.off || dependent.recorder.off {
 					t.Fatalf("pass %d: graphs have been given up", i)
 				}
 			}

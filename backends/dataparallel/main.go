@@ -21,5 +21,5 @@ func main() {
 
 // open opens a rank's device. Tests put faults into it.
 var open = func(c engine.Config) (tensor.Device, error) {
-	return device.Open(device.Options{Name: c.Device, Threads: c.Threads, CUDALibraries: c.CUDALibraries, Products: c.Products, Attention: c.Attention, Gradients: c.Gradients, Weights: c.Weights, Remember: device.CacheFolder(), Lost: plugins.Exit})
+	return device.Open(device.Options{Name: c.Device, Threads: c.Threads, CUDALibraries: c.CUDALibraries, Products: c.Products, Attention: c.Attention, Gradients: c.Gradients, Launches: c.Launches, Weights: c.Weights, Remember: device.CacheFolder(), Lost: plugins.Exit})
 }

@@ -16,7 +16,7 @@ func main() {
 	plugins.Serve(engine.New(engine.Options{
 		Plugin: "single", Version: version, Registry: architectures.All(),
 		OpenDevice: func(c engine.Config) (tensor.Device, error) {
-			return device.Open(device.Options{Name: c.Device, Threads: c.Threads, CUDALibraries: c.CUDALibraries, Products: c.Products, Attention: c.Attention, Gradients: c.Gradients, Weights: c.Weights, Remember: device.CacheFolder(), Lost: plugins.Exit})
+			return device.Open(device.Options{Name: c.Device, Threads: c.Threads, CUDALibraries: c.CUDALibraries, Products: c.Products, Attention: c.Attention, Gradients: c.Gradients, Launches: c.Launches, Weights: c.Weights, Remember: device.CacheFolder(), Lost: plugins.Exit})
 		},
 	}))
 }

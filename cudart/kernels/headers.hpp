@@ -25,6 +25,7 @@ template <class R, class A, class... As, class S, class B, class... Bs> struct a
 
 CUDA_FUNCTIONS(CUDA_FUNCTION)
 CUDA_GRAPH_FUNCTIONS(CUDA_FUNCTION)
+CUDA_EDGE_FUNCTIONS(CUDA_FUNCTION)
 
 NUMBER(sizeof(CUDA_MEMCPY2D), sizeof(cuda_copy))
 MEMBER(CUDA_MEMCPY2D, srcMemoryType, cuda_copy, source_type)
@@ -48,6 +49,13 @@ MEMBER(CUDA_KERNEL_NODE_PARAMS_v2, kernelParams, cuda_node, arguments)
 MEMBER(CUDA_KERNEL_NODE_PARAMS_v2, extra, cuda_node, extra)
 MEMBER(CUDA_KERNEL_NODE_PARAMS_v2, kern, cuda_node, kernel)
 MEMBER(CUDA_KERNEL_NODE_PARAMS_v2, ctx, cuda_node, context)
+
+NUMBER(sizeof(CUgraphEdgeData), sizeof(cuda_edge))
+MEMBER(CUgraphEdgeData, from_port, cuda_edge, from_port)
+MEMBER(CUgraphEdgeData, to_port, cuda_edge, to_port)
+MEMBER(CUgraphEdgeData, type, cuda_edge, type)
+NUMBER(CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC, 1)
+NUMBER(CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, 1)
 
 NUMBER(sizeof(CUuuid), 16)
 

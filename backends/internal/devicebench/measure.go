@@ -74,7 +74,7 @@ func load(ctx context.Context, w workload, dir, plugin, placement, dtype string,
 	var first tensor.Device
 	e := engine.New(engine.Options{Plugin: plugin, Version: "devicebench", Registry: architectures.All(), Log: slog.New(slog.DiscardHandler),
 		OpenDevice: func(c engine.Config) (tensor.Device, error) {
-			d, err := device.Open(device.Options{Name: c.Device, Threads: c.Threads, CUDALibraries: libraries, Products: c.Products, Attention: c.Attention, Gradients: c.Gradients, Weights: c.Weights})
+			d, err := device.Open(device.Options{Name: c.Device, Threads: c.Threads, CUDALibraries: libraries, Products: c.Products, Attention: c.Attention, Gradients: c.Gradients, Launches: c.Launches, Weights: c.Weights})
 			if first == nil && err == nil {
 				first = d
 			}

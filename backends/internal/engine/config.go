@@ -23,6 +23,7 @@ type Config struct {
 	Products         string       // who multiplies bfloat16 weights on GPUs: "auto", "own", "cublaslt", "bulk"
 	Attention        string       // who computes attention of many rows on GPUs: "auto", "own", "warpgroups"
 	Gradients        string       // how adapters' gradients are summed on GPUs: "auto", "own", "tensor_cores"
+	Launches         string       // whether launches of a decoding step overlap on GPUs: "auto", "plain", "dependent"
 	Weights          [][2]int     // shapes (out, in) of the model's bfloat16 weights, for devices that choose by them; no setting: known when a model is loaded
 	Training         [][]string   // devices that train, one group for each copy of the model, which is cut over the devices of its group
 	Sampling         [][]string   // devices that sample; none: those that train
@@ -59,7 +60,7 @@ const (
 // DefaultConfig gives the settings that hold where the section says nothing.
 func DefaultConfig() Config {
 	return Config{
-		Device: "auto", Products: productsAuto, Attention: attentionAuto, Gradients: gradientsAuto, Training: [][]string{{"auto"}}, Threads: runtime.GOMAXPROCS(0), Recompute: RecomputeAuto,
+		Device: "auto", Products: productsAuto, Attention: attentionAuto, Gradients: gradientsAuto, Launches: launchesAuto, Training: [][]string{{"auto"}}, Threads: runtime.GOMAXPROCS(0), Recompute: RecomputeAuto,
 		MaxBatch: 64, MaxWaiting: 4096, PrefillTokens: 512,
 	}
 }
@@ -104,6 +105,9 @@ func settings(plugin string) map[string]setting {
 		},
 		"adapter_gradients": func(c *Config, value json.RawMessage) error {
 			return choose(&c.Gradients, value, gradientsAuto, gradientsOwn, gradientsTensorCores)
+		},
+		"launches": func(c *Config, value json.RawMessage) error {
+			return choose(&c.Launches, value, launchesAuto, launchesPlain, launchesDependent)
 		},
 		"threads":             integer(func(c *Config) *int { return &c.Threads }, 1, 1024),
 		"max_context_length":  integer(func(c *Config) *int { return &c.MaxContextLength }, 1, math.MaxInt32),

@@ -17,8 +17,8 @@ func TestParseConfig(t *testing.T) {
 		}
 	}
 	c, err := ParseConfig("single", []byte(`{"plugin": "single", "device": "cpu", "dtype": "bfloat16", "threads": 3, "max_context_length": 100, "recompute": "off",
-		"kv_cache_tokens": 6400, "max_batch": 5, "max_waiting": 6, "cycle_tokens": 7, "batch_tokens": 8, "prefill_tokens": 9, "training_memory_mib": 10, "products": "own", "attention": "own", "adapter_gradients": "own"}`))
-	want := Config{Device: "cpu", Products: "own", Attention: "own", Gradients: "own", Training: [][]string{{"cpu"}}, DType: tensor.BFloat16, Threads: 3, MaxContextLength: 100, Recompute: RecomputeOff, KVCacheTokens: 6400, MaxBatch: 5, MaxWaiting: 6,
+		"kv_cache_tokens": 6400, "max_batch": 5, "max_waiting": 6, "cycle_tokens": 7, "batch_tokens": 8, "prefill_tokens": 9, "training_memory_mib": 10, "products": "own", "attention": "own", "adapter_gradients": "own", "launches": "plain"}`))
+	want := Config{Device: "cpu", Products: "own", Attention: "own", Gradients: "own", Launches: "plain", Training: [][]string{{"cpu"}}, DType: tensor.BFloat16, Threads: 3, MaxContextLength: 100, Recompute: RecomputeOff, KVCacheTokens: 6400, MaxBatch: 5, MaxWaiting: 6,
 		CycleTokens: 7, BatchTokens: 8, PrefillTokens: 9, TrainingMemory: 10 << 20}
 	if err != nil || !reflect.DeepEqual(c, want) {
 		t.Errorf("got %+v, %v; want %+v", c, err, want)
@@ -38,6 +38,8 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"products", `{"products": "cublas"}`, "backend.products", "want auto, own, cublaslt, bulk"},
 		{"gradients", `{"adapter_gradients": "bulk"}`, "backend.adapter_gradients", "want auto, own, tensor_cores"},
 		{"gradients without a GPU", `{"device": "cpu", "adapter_gradients": "tensor_cores"}`, "backend.adapter_gradients", `is tensor_cores, which is for GPUs, and there is the device "cpu"`},
+		{"launches", `{"launches": "own"}`, "backend.launches", "want auto, plain, dependent"},
+		{"launches without a GPU", `{"device": "cpu", "launches": "dependent"}`, "backend.launches", `is dependent, which is for GPUs, and there is the device "cpu"`},
 		{"attention", `{"attention": "bulk"}`, "backend.attention", "want auto, own, warpgroups"},
 		{"attention without a GPU", `{"device": "cpu", "attention": "warpgroups"}`, "backend.attention", `is warpgroups, which is for GPUs, and there is the device "cpu"`},
 		{"products without a GPU", `{"device": "cpu", "products": "cublaslt"}`, "backend.products", `for GPUs, and there is the device "cpu"`},

@@ -29,10 +29,20 @@ const (
 	gradientsTensorCores = "tensor_cores"
 )
 
+// The values of Config.Launches.
+const (
+	launchesAuto      = "auto"
+	launchesPlain     = "plain"
+	launchesDependent = "dependent"
+)
+
 // checkProducts refuses what is for GPUs where there is none.
 func (c *Config) checkProducts() error {
 	if c.Gradients == gradientsTensorCores && c.Device != "auto" && !isCUDA(c.Device) {
 		return plugins.Invalidf("backend.adapter_gradients", "is %s, which is for GPUs, and there is the device %q", c.Gradients, c.Device)
+	}
+	if c.Launches == launchesDependent && c.Device != "auto" && !isCUDA(c.Device) {
+		return plugins.Invalidf("backend.launches", "is %s, which is for GPUs, and there is the device %q", c.Launches, c.Device)
 	}
 	if c.Attention == attentionWarpgroups && c.Device != "auto" && !isCUDA(c.Device) {
 		return plugins.Invalidf("backend.attention", "is %s, which is for GPUs, and there is the device %q", c.Attention, c.Device)

@@ -2,7 +2,7 @@
 // not forgive (freeing twice, freeing what was not allocated, a launch of another block size, an argument in the memory of a device that cannot be reached, graphs that are never given back) and can be told to fail.
 //
 // FAKE_CUDA_FAIL=name:n:code makes the n-th call of that function from the time the variable was set give that code, name:n:code:device of
-// those for that device. FAKE_CUDA_ORDER=seed orders the threads at random, in every launch differently. FAKE_CUDA_SKIP names kernels, with spaces between, that are not run. FAKE_CUDA_KERNELS is a file that gets a line "loaded NAME" for each kernel
+// those for that device. FAKE_CUDA_ORDER=seed orders the threads at random, in every launch differently. FAKE_CUDA_SKIP names kernels, with spaces between, that are not run. With FAKE_CUDA_NO_WAIT none waits for the one before it. FAKE_CUDA_KERNELS is a file that gets a line "loaded NAME" for each kernel
 // that is looked up, and "run NAME" for each that is run, once for a value of the variable. FAKE_CUDA_COUNT is a file that gets a line with its name for each call of a function and,
 // indented, each run of a kernel; "modules", and how they are loaded, for cuInit. FAKE_CUDA_APART names pairs, as "0-1 1-0", of which the first device cannot reach the second. FAKE_CUDA_DEVICES is how many devices there are (1), FAKE_CUDA_NAME what they are called, FAKE_CUDA_UUID the byte that their UUIDs are made of, FAKE_CUDA_CLOCK their clock in kHz (not told), FAKE_CUDA_MEMORY how many bytes each has (1 GiB), FAKE_CUDA_VERSION the driver's version.
 #include "shim.h"
@@ -40,6 +40,9 @@ typedef struct cuda_node {
   void **arguments, **extra;
   void *kernel, *context;
 } cuda_node;
+typedef struct cuda_edge {
+  unsigned char from_port, to_port, type, reserved[5];
+} cuda_edge;
 
 namespace {
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_PTX = 218, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, PEER_ENABLED = 704, LAUNCH_FAILED = 719 };
@@ -179,17 +182,44 @@ struct Launch {
     return sticky = LAUNCH_FAILED;
   }
 };
+// A node that depends on the one before it by a programmatic edge runs before it, unless its kernel waits: it may begin so early.
+struct Node : Launch {
+  bool after = false, early = false;
+};
 struct Graph {
   Context *context;
-  std::deque<Launch> nodes; // their places are their handles
+  std::deque<Node> nodes; // their places are their handles
 };
 struct Executable {
   const Graph *graph;
   Context *context;
-  std::deque<Launch> nodes;
+  std::deque<Node> nodes;
   std::shared_ptr<int> under_way = std::make_shared<int>(0); // launches that have not run
 };
 std::set<Graph *> graphs;
+
+// The kernels of each module that wait for the launch before theirs before they do anything, by their PTX; and what they are as functions, which are others than those that do not wait.
+std::map<void *, std::set<std::string>> waiting;
+std::map<const shim::Kernel *, shim::Kernel> waits;
+bool does_wait(const shim::Kernel *function) {
+  for (const auto &w : waits)
+    if (&w.second == function) return true;
+  return false;
+}
+std::set<std::string> those_that_wait(const char *text) {
+  static const char entry[] = ".entry ", wait[] = "griddepcontrol.wait;";
+  std::set<std::string> names;
+  if (!strstr(text, wait) || setting("FAKE_CUDA_NO_WAIT", 0)) return names;
+  while ((text = strstr(text, entry))) {
+    text += sizeof entry - 1;
+    const char *end = strchr(text, '('), *body = strstr(text, "\n{\n");
+    if (!end || !body) break;
+    body += 3;
+    body += strspn(body, "\t ");
+    if (!strncmp(body, wait, sizeof wait - 1)) names.insert(std::string(text, (size_t)(end - text)));
+  }
+  return names;
+}
 std::set<Executable *> executables;
 
 template <class T> T *known(const std::set<T *> &all, void *handle) { return all.count((T *)handle) ? (T *)handle : nullptr; }
@@ -394,15 +424,18 @@ int cuModuleLoadDataEx(void **module, const void *image, unsigned, int *, void *
     return INVALID_PTX;
   }
   *module = new_handle();
+  waiting[*module] = those_that_wait((const char *)image);
   return 0;
 }
 int cuModuleUnload(void *module) {
-  ENTER return free_handle(module);
+  ENTER waiting.erase(module);
+  return free_handle(module);
 }
-int cuModuleGetFunction(void **function, void *, const char *name) {
+int cuModuleGetFunction(void **function, void *module, const char *name) {
   IN_CONTEXT const shim::Kernel *kernel = shim::find(name);
   if (!kernel) return NOT_FOUND;
   tell("loaded", kernel);
+  if (waiting[module].count(name)) kernel = &waits.emplace(kernel, *kernel).first->second;
   *function = const_cast<shim::Kernel *>(kernel);
   return 0;
 }
@@ -421,16 +454,29 @@ int cuGraphAddKernelNode_v2(void **node, void *graph, void *const *after, size_t
   IN_CONTEXT Graph *g = known(graphs, graph);
   if (!g) return INVALID_HANDLE;
   const size_t place = g->nodes.size();
-  if (count != (place ? 1 : 0) || (place && *after != &g->nodes[place - 1])) return INVALID_VALUE; // nobody makes anything but chains
-  Launch l;
+  if (count > (place ? 1 : 0) || (count && *after != &g->nodes[place - 1])) return INVALID_VALUE; // nobody makes anything but chains
+  Node l;
   if (int code = l.fill(n->function, {n->x, n->y, n->z}, n->threads_x, n->shared, n->arguments)) return code;
+  l.after = count > 0 || !place;
   g->nodes.push_back(l);
   *node = &g->nodes.back();
+  return 0;
+}
+int cuGraphAddDependencies_v2(void *graph, void *const *from, void *const *to, const cuda_edge *edges, size_t count) {
+  IN_CONTEXT Graph *g = known(graphs, graph);
+  if (!g) return INVALID_HANDLE;
+  const size_t place = g->nodes.size();
+  if (count != 1 || place < 2 || *from != &g->nodes[place - 2] || *to != &g->nodes[place - 1] || g->nodes.back().after) return INVALID_VALUE;
+  if (edges->from_port != 1 || edges->to_port != 0 || edges->type != 1 || setting("FAKE_CUDA_MAJOR", 9) < 9) return INVALID_VALUE;
+  g->nodes.back().after = true;
+  g->nodes.back().early = !does_wait(g->nodes.back().kernel);
   return 0;
 }
 int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long) {
   IN_CONTEXT const Graph *g = known(graphs, graph);
   if (!g) return INVALID_HANDLE;
+  for (const Node &n : g->nodes)
+    if (!n.after) return INVALID_VALUE; // it would run beside the others
   executables.insert(*(Executable **)executable = new Executable{g, g->context, g->nodes});
   return 0;
 }
@@ -447,8 +493,10 @@ int cuGraphLaunch(void *executable, void *stream) {
   ++*e->under_way;
   return streams::put(stream, [nodes = e->nodes, under_way = e->under_way] { // as they are now
     --*under_way;
-    for (const Launch &l : nodes)
-      if (int code = l.run()) return code;
+    std::vector<const Node *> order;
+    for (const Node &n : nodes) order.insert(n.early ? order.end() - 1 : order.end(), &n);
+    for (const Node *n : order)
+      if (int code = n->run()) return code;
     return 0;
   });
 }

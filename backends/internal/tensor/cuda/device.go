@@ -36,6 +36,8 @@
 // With Options.Gradients of GradientsTensorCores, adapters' gradients of rows whose positions are known are sums of groups of 16 rows on tensor cores, of float32 numbers as two of bfloat16 each: other bits, which depend on no cut, and
 // another name of arithmetic.
 //
+// With Options.Launches of LaunchesDependent, the kernels of a graph are placed on Hopper while those before them run, and wait there: bits are the same.
+//
 // cuBLASLt may compute products of at least 128 rows with a model's weights. A row's bits may not depend on the rows beside it, and the library chooses the tile, the instruction and the cut of the inner axis by the whole
 // product's shape: so it gets no workspace, may neither cut the inner axis nor reduce, keeps one algorithm for each shape and class of rows, and is used only for shapes whose bits another process has compared with the
 // kernels' on this device when it was opened, or before (Options.Remember), by the very algorithm that process used; what differs stays with the kernels. An adapter's product, which rides in the kernels', needs a launch of its own behind it: where that takes longer they compute both. It adds what an output holds at the end of a sum, where the kernels begin with that, so products that are added to an output most likely stay with the kernels.
@@ -66,7 +68,9 @@ type Options struct {
 	Attention string
 	// Gradients says how the gradients of adapters are summed where their rows' positions are known: GradientsAuto, GradientsOwn, GradientsTensorCores. Empty means own.
 	Gradients string
-	// Trusted has what Attention and Gradients ask for used without a check of it in another process: for tests, where no time is less.
+	// Launches says whether launches of a decoding step overlap: LaunchesAuto, LaunchesPlain, LaunchesDependent. Empty means plain.
+	Launches string
+	// Trusted has what Attention, Gradients and Launches ask for used without a check of it in another process: for tests, where no time is less.
 	Trusted bool
 	// Weights are the shapes of the model's weights, each an Out and an In: cuBLASLt is checked, and used, for no others.
 	Weights [][2]int

@@ -43,6 +43,11 @@ func openDevice(driver *cudart.Driver, ordinal int, o Options, known *known) (to
 			return to, err
 		}
 	}
+	if o.Launches == LaunchesDependent && !o.Trusted {
+		if err := o.launches(driver, info, ordinal, known); err != nil {
+			return to, err
+		}
+	}
 	use, err := o.cublaslt(driver, info, ordinal, groups.err == nil, known)
 	if err != nil {
 		return to, err
@@ -51,12 +56,19 @@ func openDevice(driver *cudart.Driver, ordinal int, o Options, known *known) (to
 		use.library.Close()
 		return to, err
 	}
+	if o.Launches == LaunchesDependent { // before other modules are loaded
+		if err := to.UseDependentLaunches(true); err != nil {
+			use.library.Close()
+			return opened{}, errors.Join(fmt.Errorf("%w: %w", ErrLaunches, err), to.Close())
+		}
+	}
 	if groups.err == nil {
 		if groups.err = to.UseWarpgroups(true); groups.err != nil {
 			slog.Warn("products of many rows do without warpgroups and take longer", "device", to.Name(), "reason", groups.err)
 		}
 	}
-	to.info, to.routes = info, Routes{Warpgroups: groups.err == nil, Remembered: (groups.remembered || !info.Warpgroups()) && use.remembered}
+	to.info, to.routes = info, Routes{Warpgroups: groups.err == nil, Dependent: to.DependentLaunches()}
+	to.routes.Remembered = (groups.remembered || !info.Warpgroups()) && use.remembered && !to.routes.Dependent
 	if groups.err != nil {
 		to.routes.WithoutWarpgroups = groups.err.Error()
 	}

@@ -19,6 +19,8 @@ type Routes struct {
 	Attention bool
 	// Gradients says that adapters' gradients are summed on tensor cores (GradientsTensorCores), by another arithmetic.
 	Gradients bool
+	// Dependent says that launches of a decoding step overlap (LaunchesDependent).
+	Dependent bool
 	// CuBLASLt is the version of the library if it computes products of Used of the model's Shapes, in both orientations and by classes of rows: of Apart
 	// of them also where an adapter's product would ride in the kernels'. If it
 	// computes none it is empty, and WithoutCuBLASLt says why.
@@ -43,6 +45,9 @@ func (r Routes) String() string {
 	}
 	if r.Gradients {
 		text = "adapters' gradients on tensor cores; " + text
+	}
+	if r.Dependent {
+		text = "launches of graphs overlap; " + text
 	}
 	if r.CuBLASLt != "" {
 		return fmt.Sprintf("%s, and by cuBLASLt %s in %d of %d shapes, of which %d with an adapter's product behind it", text, r.CuBLASLt, r.Used, r.Shapes, r.Apart)

@@ -37,6 +37,7 @@ type checkTask struct {
 	Bulk      *bulkTask     // not nil: bulk copies are
 	Attention bool          // attention by warpgroups is
 	Gradients bool          // adapters' gradients on tensor cores are
+	Launches  bool          // launches that overlap are
 }
 
 func init() {
@@ -77,6 +78,8 @@ func checkHere(text string) error {
 		err = checkGradients(v)
 	case task.Attention:
 		err = checkAttention(v)
+	case task.Launches:
+		err = checkLaunches(v)
 	default:
 		err = v.CheckWarpgroups()
 	}
@@ -162,6 +165,7 @@ type known struct {
 	bulk       findings[bulkFinding]
 	attention  findings[attentionFinding]
 	gradients  findings[gradientsFinding]
+	launches   findings[launchesFinding]
 }
 
 var checks known

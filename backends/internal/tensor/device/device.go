@@ -25,8 +25,8 @@ type Options struct {
 	// Products and Weights are for a GPU's products; see cuda.Options.
 	Products string
 	Weights  [][2]int
-	// Attention and Gradients are for a GPU's attention and adapters' gradients; see cuda.Options.
-	Attention, Gradients string
+	// Attention, Gradients and Launches are for a GPU; see cuda.Options.
+	Attention, Gradients, Launches string
 	// Remember is a folder for what was found out about a GPU's products; see cuda.Options and CacheFolder.
 	Remember string
 	// Lost is called when the device is of no more use and the process should end; see cuda.Options.
@@ -47,7 +47,7 @@ func CacheFolder() string {
 // Open opens a device. The caller closes it.
 func Open(o Options) (tensor.Device, error) {
 	gpu := func(name string) (tensor.Device, error) {
-		return cuda.New(cuda.Options{Device: name, Libraries: o.CUDALibraries, Products: o.Products, Attention: o.Attention, Gradients: o.Gradients, Weights: o.Weights, Remember: o.Remember, Lost: o.Lost})
+		return cuda.New(cuda.Options{Device: name, Libraries: o.CUDALibraries, Products: o.Products, Attention: o.Attention, Gradients: o.Gradients, Launches: o.Launches, Weights: o.Weights, Remember: o.Remember, Lost: o.Lost})
 	}
 	processor := func() (tensor.Device, error) { return cpu.New(cpu.Options{Threads: o.Threads}) }
 	switch _, isCUDA := cuda.Ordinal(o.Name); {
@@ -57,7 +57,7 @@ func Open(o Options) (tensor.Device, error) {
 		return gpu(o.Name)
 	case o.Name == "auto":
 		d, err := gpu("cuda:0")
-		if err == nil || errors.Is(err, cuda.ErrProducts) || errors.Is(err, cuda.ErrAttention) || errors.Is(err, cuda.ErrGradients) {
+		if err == nil || errors.Is(err, cuda.ErrProducts) || errors.Is(err, cuda.ErrAttention) || errors.Is(err, cuda.ErrGradients) || errors.Is(err, cuda.ErrLaunches) {
 			return d, err
 		}
 		if !errors.Is(err, cudart.ErrNoDriver) {

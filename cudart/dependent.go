@@ -1,0 +1,70 @@
+package cudart
+
+/*
+#include "driver.h"
+*/
+import "C"
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+)
+
+// Dependent launches: within a graph a kernel's blocks are placed while the kernel before it still runs, and wait there until it has ended, so that the time between the end of one and the beginning of the next is hidden (programmatic
+// dependent launches of Hopper). Every kernel waits before it does anything, so that what it sees is what it would see without, and so are its bits. The two instructions for it are no different from kernel to kernel, and none of the
+// kernels' sources knows of them: they are put into the PTX when it is loaded.
+//
+// The order of the two matters. A kernel first waits, then lets the next one be placed: so at most two are on the device, and one that has not all of its blocks there yet never waits for room that another one holds.
+const waitThenLetIn = "\tgriddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;\n"
+
+// waiting puts the wait before the first instruction of every kernel of a module.
+func waiting(text []byte) []byte {
+	entry, open := []byte(".entry "), []byte("\n{\n")
+	out := make([]byte, 0, len(text)+len(text)/64)
+	for {
+		at := bytes.Index(text, entry)
+		if at < 0 {
+			return append(out, text...)
+		}
+		body := bytes.Index(text[at:], open)
+		if body < 0 {
+			return append(out, text...)
+		}
+		end := at + body + len(open)
+		out = append(append(out, text[:end]...), waitThenLetIn...)
+		text = text[end:]
+	}
+}
+
+// UseDependentLaunches has launches of graphs overlap, or not any more. It is called before any other module of kernels is loaded, and before anything is recorded. The error says what is missing.
+func (v *Device) UseDependentLaunches(use bool) error {
+	switch {
+	case v.c == nil:
+		return errClosed
+	case v.warpgroups || v.bulk || v.outerGroups || v.groupAttention || len(v.recorder.known) > 0:
+		return errors.New("launches become dependent before other kernels are loaded and anything is recorded")
+	case use == v.DependentLaunches():
+		return nil
+	case use && (v.major != 9 || v.minor != 0):
+		return fmt.Errorf("dependent launches are for compute capability 9.0, and %s has %d.%d", v.name, v.major, v.minor)
+	case use && v.driver.c.cuGraphAddDependencies_v2 == nil:
+		return errors.New("the CUDA driver has no cuGraphAddDependencies_v2, which is in those of CUDA 12.3 and later")
+	}
+	before := v.c.dependent
+	v.c.dependent = 0
+	if use {
+		v.c.dependent = 1
+	}
+	if err := v.loadKernels(); err != nil {
+		v.c.dependent = before
+		return err
+	}
+	return nil
+}
+
+// DependentLaunches says whether launches of graphs overlap.
+func (v *Device) DependentLaunches() bool { return v.c != nil && v.c.dependent != 0 }
+
+// withoutEdges makes a driver one that has no graphs in which launches overlap, for tests.
+func withoutEdges(d *Driver) { d.c.cuGraphAddDependencies_v2 = nil }
