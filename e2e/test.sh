@@ -113,6 +113,8 @@ without=$on_postgres
 [ "$level" = all ] || without="$on_postgres|$sums"
 race() { step "go, race detector" gotest race -race "-skip=$without" $concurrent; }
 postgres() { step "go, PostgreSQL" e2e/postgres.sh "$BASH" -c "$(declare -f gotest); logs=$logs; gotest postgres -race -run '$on_postgres' ./gateway/internal/store ./gateway/internal/runs ./gateway/internal/ordeal"; }
+# The gateways that wait for each other, and what they keep in a bucket, with a server of MinIO's beside PostgreSQL.
+objects() { step "go, MinIO" e2e/minio.sh e2e/postgres.sh "$BASH" -c "$(declare -f gotest); logs=$logs; gotest minio -race -run '^Test(DatabaseAway|GoingOver|Partition|Standby|StandbyAfterAPause|Takeover|Folders|Cache|ManyAtOnce|Damage|Away)$' ./gateway/internal/bucket ./gateway/internal/ordeal"; }
 environment() { step "python environment" e2e/python.sh; }
 long_sums() { step "go, CUDA and damages" gotest sums -run "$sums" ./backends/internal/engine ./gateway/internal/store; }
 # The kernels' text for avx512 and AMX, and the ways that only another maker's processor takes, over instructions that nearly every one has: a test that needs a certain processor is seldom run.
@@ -131,6 +133,7 @@ computed=$!
 beside race environment # which waits for the network and the disk; none of these packages need it
 programs() { step "go, programs" gotest programs $programs; }
 beside programs postgres # which for the most part waits
+[ "$level" != all ] || objects
 
 py() { local path=$1; shift; PYTHONPATH="$path" .venv/bin/python -m pytest -c e2e/pytest.ini --rootdir e2e "$@"; }
 # LiteLLM, inspect-ai and lm-eval take long to be imported and to begin.
