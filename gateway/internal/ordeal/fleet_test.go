@@ -42,7 +42,7 @@ func TestFleetUnderKills(t *testing.T) {
 		}
 	}
 	if kills > 100 {
-		runs, steps, takes = 64, 90, 0.03
+		runs, steps, takes = 64, 160, 0.03
 	}
 	seed := *fleetSeed
 	if seed == 0 {
