@@ -17,7 +17,8 @@ import (
 )
 
 // BenchmarkFamilies trains and samples the models in the folders of TINSMITH_BENCH_FAMILIES, which e2e/bench/families.py writes, with an adapter of rank 32 on every linear layer: forward and backward of one sequence, and decoding
-// behind a context of 256. %read is the share of the read bandwidth that the same process measured; of experts it counts as many as draws without aim touch.
+// behind a context of 256. %read is the share of the read bandwidth that the same process measured; of experts it counts as many as draws without aim touch. It counts the model alone: %moved has the states of linear attention, too,
+// which every sequence's step reads and writes.
 func BenchmarkFamilies(b *testing.B) {
 	root := os.Getenv("TINSMITH_BENCH_FAMILIES")
 	if root == "" {
@@ -93,7 +94,11 @@ func benchmarkFamily(b *testing.B, dir, dtype string) {
 			}
 			rate := float64(n*(tokens-1)*b.N) / time.Duration(spent.Load()).Seconds()
 			b.ReportMetric(rate, "tok/s")
-			b.ReportMetric(100*rate/float64(n)*bytesOfStep(b, dir, dtype, n)/read, "%read")
+			weights, states := bytesOfStep(b, dir, dtype, n)
+			b.ReportMetric(100*rate/float64(n)*weights/read, "%read")
+			if states > 0 {
+				b.ReportMetric(100*rate/float64(n)*(weights+states)/read, "%moved")
+			}
 		})
 	}
 }
@@ -115,8 +120,8 @@ func readBandwidth(b *testing.B) float64 {
 	return ceilings.Read
 }
 
-// bytesOfStep is how much of a model one decoding step of so many sequences reads.
-func bytesOfStep(b *testing.B, dir, dtype string, sequences int) float64 {
+// bytesOfStep is how much of a model one decoding step of so many sequences reads, and what it reads and writes of their states.
+func bytesOfStep(b *testing.B, dir, dtype string, sequences int) (weights, states float64) {
 	b.Helper()
 	raw, err := os.ReadFile(filepath.Join(dir, "config.json"))
 	if err != nil {
@@ -131,6 +136,11 @@ func bytesOfStep(b *testing.B, dir, dtype string, sequences int) float64 {
 		Local   float64 `json:"num_local_experts"` // the same, as transformers 5 writes it
 		Chosen  float64 `json:"num_experts_per_tok"`
 		Width   float64 `json:"moe_intermediate_size"`
+
+		Types      []string `json:"layer_types"`
+		ValueHeads float64  `json:"linear_num_value_heads"`
+		KeyDim     float64  `json:"linear_key_head_dim"`
+		ValueDim   float64  `json:"linear_value_head_dim"`
 	}
 	if err := json.Unmarshal(raw, &c); err != nil {
 		b.Fatal(err)
@@ -139,7 +149,11 @@ func bytesOfStep(b *testing.B, dir, dtype string, sequences int) float64 {
 	if err != nil {
 		b.Fatal(err)
 	}
-	weights := 0.
+	for _, kind := range c.Types {
+		if kind == "linear_attention" {
+			states += 2 * 4 * float64(sequences) * c.ValueHeads * c.KeyDim * c.ValueDim
+		}
+	}
 	for _, file := range files {
 		f, err := os.Stat(file)
 		if err != nil {
@@ -155,7 +169,7 @@ func bytesOfStep(b *testing.B, dir, dtype string, sequences int) float64 {
 		weights -= missed * c.Layers * c.Experts * 3 * c.Hidden * c.Width
 	}
 	if dtype == "float32" {
-		return 4 * weights
+		return 4 * weights, states
 	}
-	return 2 * weights
+	return 2 * weights, states
 }

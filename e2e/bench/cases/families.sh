@@ -23,6 +23,8 @@ else
         theirs=$([ ! -e "$logs/families-llamacpp.txt" ] || awk -v key="$model $type $kind" '$1 " " $2 " " $3 == key { print $4 }' "$logs/families-llamacpp.txt")
         [ -z "$theirs" ] || row "  beside llama.cpp without an adapter" "$ours tok/s" "llama.cpp $theirs tok/s" "$(ratio "$ours" "$theirs")" ""
         case $kind in decode*) row "  share of the read bandwidth" "$(figure families "$model/$type/$kind\$" %read) %" "" "" "75 %" ;; esac
+        moved=$(figure families "$model/$type/$kind\$" %moved)
+        [ -z "$moved" ] || row "  with the states that it reads and writes" "$moved %" "" "" ""
       done
     done
   done
