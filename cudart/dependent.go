@@ -37,30 +37,26 @@ func waiting(text []byte) []byte {
 	}
 }
 
-// UseDependentLaunches has launches of graphs overlap, or not any more. It is called before any other module of kernels is loaded, and before anything is recorded. The error says what is missing.
-func (v *Device) UseDependentLaunches(use bool) error {
+// UseDependentLaunches has launches of graphs overlap from now on. It is called before any other module of kernels is loaded, and before anything is recorded. The error says what is missing; launches are as before then.
+func (v *Device) UseDependentLaunches() error {
 	switch {
 	case v.c == nil:
 		return errClosed
 	case v.warpgroups || v.bulk || v.outerGroups || v.groupAttention || len(v.recorder.known) > 0:
 		return errors.New("launches become dependent before other kernels are loaded and anything is recorded")
-	case use == v.DependentLaunches():
+	case v.DependentLaunches():
 		return nil
-	case use && (v.major != 9 || v.minor != 0):
+	case v.major != 9 || v.minor != 0:
 		return fmt.Errorf("dependent launches are for compute capability 9.0, and %s has %d.%d", v.name, v.major, v.minor)
-	case use && v.driver.c.cuGraphAddDependencies_v2 == nil:
+	case v.driver.c.cuGraphAddDependencies_v2 == nil:
 		return errors.New("the CUDA driver has no cuGraphAddDependencies_v2, which is in those of CUDA 12.3 and later")
 	}
-	before := v.c.dependent
-	v.c.dependent = 0
-	if use {
-		v.c.dependent = 1
+	v.c.dependent = 1
+	err := v.loadKernels()
+	if err != nil {
+		v.c.dependent = 0
 	}
-	if err := v.loadKernels(); err != nil {
-		v.c.dependent = before
-		return err
-	}
-	return nil
+	return err
 }
 
 // DependentLaunches says whether launches of graphs overlap.

@@ -46,7 +46,7 @@ func (v *Device) CheckDependentLaunches() (found DependentCheck, err error) {
 	if err := v.forgetGraphs(); err != nil {
 		return found, err
 	}
-	if err := v.UseDependentLaunches(true); err != nil {
+	if err := v.UseDependentLaunches(); err != nil {
 		return found, err
 	}
 	for i, n := range rows {
@@ -74,16 +74,16 @@ type dependentSeries struct {
 func (s *dependentSeries) prepare(rows int64) {
 	side := s.v.dependentSide()
 	place := func(size float64) View {
-		return View{At: s.normal(rows*side, size, Float32), Rows: rows, Cols: side, Stride: side}
+		return View{At: s.normalNumbers(rows*side, size, Float32), Rows: rows, Cols: side, Stride: side}
 	}
 	s.start, s.x, s.y = place(1), place(1), place(1)
 	for i := range s.weights { // so large that rows keep their size
-		s.weights[i] = Weight{At: s.normal(side*side, 1/math.Sqrt(float64(side)), BFloat16), Out: side, In: side, Pitch: side}
+		s.weights[i] = Weight{At: s.normalNumbers(side*side, 1/math.Sqrt(float64(side)), BFloat16), Out: side, In: side, Pitch: side}
 	}
 }
 
-// normal gives n numbers of a normal distribution.
-func (o *operandsOf) normal(n int64, size float64, t Type) Address {
+// normalNumbers gives n numbers of a normal distribution.
+func (o *operandsOf) normalNumbers(n int64, size float64, t Type) Address {
 	data := make([]byte, 0, 4*n)
 	for range n {
 		u := math.Float32bits(float32(size * o.random.NormFloat64()))
@@ -152,10 +152,7 @@ func (v *Device) forgetGraphs() error {
 	}
 	r := &v.recorder
 	r.mu.Lock()
-	for _, s := range r.known {
-		r.retire(s)
-	}
-	r.known = nil
+	r.forget()
 	r.mu.Unlock()
 	return v.Synchronize()
 }

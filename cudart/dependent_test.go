@@ -76,7 +76,7 @@ func TestDependentLaunchesDiffer(t *testing.T) {
 	t.Run("no Hopper", func(t *testing.T) {
 		t.Setenv("FAKE_CUDA_MAJOR", "8")
 		v := openDevice(t, openDriver(t), 0)
-		if err := v.UseDependentLaunches(true); err == nil || !strings.Contains(err.Error(), "are for compute capability 9.0") || v.DependentLaunches() {
+		if err := v.UseDependentLaunches(); err == nil || !strings.Contains(err.Error(), "are for compute capability 9.0") || v.DependentLaunches() {
 			t.Errorf("error %v; dependent: %v", err, v.DependentLaunches())
 		}
 	})
@@ -84,7 +84,7 @@ func TestDependentLaunchesDiffer(t *testing.T) {
 		d := openDriver(t)
 		v := openDevice(t, d, 0)
 		withoutEdges(d)
-		if err := v.UseDependentLaunches(true); err == nil || !strings.Contains(err.Error(), "no cuGraphAddDependencies_v2") || v.DependentLaunches() {
+		if err := v.UseDependentLaunches(); err == nil || !strings.Contains(err.Error(), "no cuGraphAddDependencies_v2") || v.DependentLaunches() {
 			t.Errorf("error %v; dependent: %v", err, v.DependentLaunches())
 		}
 	})
@@ -93,7 +93,7 @@ func TestDependentLaunchesDiffer(t *testing.T) {
 		if err := v.UseOuterGroups(); err != nil {
 			t.Fatal(err)
 		}
-		if err := v.UseDependentLaunches(true); err == nil || !strings.Contains(err.Error(), "before other kernels are loaded") {
+		if err := v.UseDependentLaunches(); err == nil || !strings.Contains(err.Error(), "before other kernels are loaded") {
 			t.Errorf("error %v", err)
 		}
 	})

@@ -234,10 +234,7 @@ func (v *Device) startRecorded() error {
 		}
 		if err != nil { // the launches show whether anything else is wrong
 			r.off = true
-			for _, s := range r.known {
-				r.retire(s)
-			}
-			r.known = nil
+			r.forget()
 			slog.Warn("CUDA graphs are not used any more: kernels are launched one by one", "device", fmt.Sprintf("cuda:%d", v.Ordinal()), "error", err)
 		}
 	}
@@ -320,6 +317,14 @@ func different(work []C.cuda_work, a, b []byte) (which []C.int) {
 	return which
 }
 
+// forget retires the graphs of all series.
+func (r *recorder) forget() {
+	for _, s := range r.known {
+		r.retire(s)
+	}
+	r.known = nil
+}
+
 func (r *recorder) touch(s *series) {
 	r.clock++
 	s.used = r.clock
@@ -376,10 +381,7 @@ func (r *recorder) close(v *Device) error {
 		return nil
 	}
 	err := v.wait()
-	for _, s := range r.known {
-		r.retire(s)
-	}
-	r.known = nil
+	r.forget()
 	r.free(v)
 	return errors.Join(err, r.lost)
 }

@@ -152,7 +152,7 @@ func TestRecordedEqualsLaunched(t *testing.T) {
 			t.Setenv("FAKE_CUDA_LATE", "1") // what is not in the stream's order shows
 			d := openDriver(t)
 			dependent := openDevice(t, d, 0)
-			if err := dependent.UseDependentLaunches(true); err != nil {
+			if err := dependent.UseDependentLaunches(); err != nil {
 				t.Fatal(err)
 			}
 			recorded, launched, overlapping := newPasses(t, openDevice(t, d, 0)), newPasses(t, openDevice(t, d, 0)), newPasses(t, dependent)

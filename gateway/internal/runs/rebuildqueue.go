@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Many runs that are rebuilt at once in one process hold each other up, and if that lives shorter than all of them take together, none is ever there. So only some are rebuilt at a time: first those whose clients wait longest. That order
-// is the journal's, so that a restart keeps it, and no run is always the last.
+// Many runs that are rebuilt at once in one process hold each other up, and if that lives shorter than all of them take together, none is ever there. So only some are rebuilt at a time. While there is
+// room they begin as they come; of those that have to wait, the next is the one whose clients wait longest. These times are the journal's, so that a restart keeps them, and no run is always the last.
 
 // rebuildsAtOnce is how many runs are rebuilt at a time in one backend. Their operations share its cycles, so that a few keep it busy.
 const rebuildsAtOnce = 8
@@ -49,16 +49,16 @@ func (r *run) waitingSince() (since time.Time) {
 	return since
 }
 
-// before orders runs by how long somebody has waited for them; those that nobody waits for come last. mu is held.
-func (r *run) before(other *run) int {
-	a, b := r.waitingSince(), other.waitingSince()
-	if a.IsZero() != b.IsZero() {
-		if a.IsZero() {
+// byWaiting orders runs by how long somebody has waited for them; those that nobody waits for come last. mu is held.
+func byWaiting(a, b *run) int {
+	x, y := a.waitingSince(), b.waitingSince()
+	if x.IsZero() != y.IsZero() {
+		if x.IsZero() {
 			return 1
 		}
 		return -1
 	}
-	return cmp.Or(a.Compare(b), cmp.Compare(r.ID, other.ID))
+	return cmp.Or(x.Compare(y), byID(a, b))
 }
 
 // joinRebuilds waits until a run is among those that are rebuilt in its home. A run that has crashed processes does not count: it waits for all others anyway.
@@ -113,7 +113,7 @@ func (c *Core) leaveRebuilds(b *rebuild) {
 		q.going--
 		return
 	}
-	next := slices.MinFunc(q.waiting, func(a, b *rebuildTurn) int { return a.run.before(b.run) })
+	next := slices.MinFunc(q.waiting, func(a, b *rebuildTurn) int { return byWaiting(a.run, b.run) })
 	q.waiting = slices.DeleteFunc(q.waiting, func(t *rebuildTurn) bool { return t == next })
 	close(next.come)
 }

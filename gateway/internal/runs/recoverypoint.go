@@ -98,6 +98,13 @@ func (s *slot) pointWaits() bool {
 	return r != nil && r.usable() && r.writing && r.home == s
 }
 
+// pointWritten lets the next run have its turn, once the backend need not hold a run's version any more. mu is held.
+func (s *slot) pointWritten(r *run) {
+	if s.point == r {
+		s.point = nil
+	}
+}
+
 // sincePoint is what a run did since its state was written last.
 type sincePoint struct {
 	at         time.Time
@@ -179,7 +186,7 @@ func (c *Core) takePoint(ctx context.Context, b Backend, op *operation) {
 		c.disk.points = append(c.disk.points, func(ctx context.Context) { c.writePoint(ctx, b, r, adapter, p, pin) })
 		c.writeBehind()
 	default:
-		b.slot.point = nil
+		b.slot.pointWritten(r)
 		c.setWritten(r, p)
 	}
 	c.cameBack(op)
@@ -201,9 +208,7 @@ func (c *Core) writePoint(ctx context.Context, b Backend, r *run, adapter string
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if b.slot.point == r {
-		b.slot.point = nil
-	}
+	b.slot.pointWritten(r)
 	if r.boot != b.BootID || !r.usable() { // it was interrupted; the pin is gone with the adapter
 		if err == nil {
 			c.start(func(context.Context) { c.discard(p.Dir) })

@@ -57,7 +57,7 @@ func openDevice(driver *cudart.Driver, ordinal int, o Options, known *known) (to
 		return to, err
 	}
 	if o.Launches == LaunchesDependent { // before other modules are loaded
-		if err := to.UseDependentLaunches(true); err != nil {
+		if err := to.UseDependentLaunches(); err != nil {
 			use.library.Close()
 			return opened{}, errors.Join(fmt.Errorf("%w: %w", ErrLaunches, err), to.Close())
 		}
