@@ -65,9 +65,17 @@ gotest() {
   go test -v -timeout 50m "$@" > "$log" 2>&1
   local code=$?
   grep -E '^(ok|FAIL|panic:|---? FAIL)|^[[:space:]]*--- FAIL|DATA RACE' "$log"
-  if [ $code != 0 ]; then echo "-- the end of $log:"; tail -n 120 "$log"; fi
+  if [ $code != 0 ]; then echo "-- what failed tests said, from $log:"; gofailures "$log"; echo "-- its end:"; tail -n 60 "$log"; fi
   echo "$(grep -cE '^[[:space:]]*--- PASS' "$log") tests passed, $(grep -cE '^[[:space:]]*--- FAIL' "$log") failed, $(grep -cE '^[[:space:]]*--- SKIP' "$log") skipped, $(grep -c '^ok' "$log") packages"
   return $code
+}
+# gofailures LOG shows what the failed tests wrote: at most 200 lines of each.
+gofailures() {
+  awk '
+    FNR == NR { if (/^ *--- FAIL: /) failed[$3] = 1; next }
+    /^=== (RUN|NAME|CONT|PAUSE)/ || /^ *--- (PASS|FAIL|SKIP): / { test = $3; next }
+    test in failed && said[test]++ < 200 { if (said[test] == 1) print "-- " test ":"; print }
+  ' "$1" "$1" | head -n 600
 }
 # A test's messages stand below its own "=== RUN" or "=== NAME" line; its verdict may come much later.
 goskips() {
@@ -112,9 +120,9 @@ on_postgres='^Test(Backup|DatabaseAway|FrozenPostgres|GoingOver|Identity|PagesOf
 without=$on_postgres
 [ "$level" = all ] || without="$on_postgres|$sums"
 race() { step "go, race detector" gotest race -race "-skip=$without" $concurrent; }
-postgres() { step "go, PostgreSQL" e2e/postgres.sh "$BASH" -c "$(declare -f gotest); logs=$logs; gotest postgres -race -run '$on_postgres' ./gateway/internal/store ./gateway/internal/runs ./gateway/internal/ordeal"; }
+postgres() { step "go, PostgreSQL" e2e/postgres.sh "$BASH" -c "$(declare -f gotest gofailures); logs=$logs; gotest postgres -race -run '$on_postgres' ./gateway/internal/store ./gateway/internal/runs ./gateway/internal/ordeal"; }
 # The gateways that wait for each other, and what they keep in a bucket, with a server of MinIO's beside PostgreSQL.
-objects() { step "go, MinIO" e2e/minio.sh e2e/postgres.sh "$BASH" -c "$(declare -f gotest); logs=$logs; gotest minio -race -run '^Test(DatabaseAway|GoingOver|Partition|Standby|StandbyAfterAPause|Folders|Cache|ManyAtOnce|Away)$' ./gateway/internal/bucket ./gateway/internal/ordeal"; }
+objects() { step "go, MinIO" e2e/minio.sh e2e/postgres.sh "$BASH" -c "$(declare -f gotest gofailures); logs=$logs; gotest minio -race -run '^Test(DatabaseAway|GoingOver|Partition|Standby|StandbyAfterAPause|Folders|Cache|ManyAtOnce|Away)$' ./gateway/internal/bucket ./gateway/internal/ordeal"; }
 environment() { step "python environment" e2e/python.sh; }
 long_sums() { step "go, CUDA and damages" gotest sums -run "$sums" ./backends/internal/engine ./gateway/internal/store; }
 # The kernels' text for avx512 and AMX, and the ways that only another maker's processor takes, over instructions that nearly every one has: a test that needs a certain processor is seldom run.
