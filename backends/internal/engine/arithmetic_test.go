@@ -1,11 +1,15 @@
 package engine
 
 import (
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/tinsmith/tinsmith/backends/internal/goldenfiles"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 	"github.com/tinsmith/tinsmith/backends/internal/tensor/cpu"
+	"github.com/tinsmith/tinsmith/plugins"
 )
 
 // A model's arithmetic is named by what computes it: where a run of a float32 model may go on with the same bits, its name is the same.
@@ -35,4 +39,20 @@ func TestArithmeticIsThatOfTheWeights(t *testing.T) {
 		}
 		equalHistories(t, live(t, on(t, "amx", "float32")), live(t, on(t, "avx2", "float32")))
 	})
+}
+
+// TestArithmeticOfLongContexts: a model that turns positions by other factors in a long context computes something else there.
+func TestArithmeticOfLongContexts(t *testing.T) {
+	dir := t.TempDir()
+	goldenfiles.Unpack(t, filepath.Join("..", "model", "testdata", "longrope"), dir)
+	for section, want := range map[string]string{`{"max_context_length": 16}`: "/float32/short_factor", `{"max_context_length": 17}`: "/float32/long_factor", `{}`: "/float32/long_factor"} {
+		e := open(t)
+		info, err := e.Load(t.Context(), plugins.LoadRequest{ModelDir: dir, Config: []byte(section)}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasSuffix(info.Arithmetic, want) {
+			t.Errorf("%s: the arithmetic is %s, wanted one that ends with %s", section, info.Arithmetic, want)
+		}
+	}
 }

@@ -155,6 +155,10 @@ func (e *Engine) load(ctx context.Context, config Config, req plugins.LoadReques
 	for _, note := range m.Notes {
 		e.log().Warn("the model's files do not agree", "model_dir", req.ModelDir, "reason", note)
 	}
+	if long, _ := m.LongFactors(); long {
+		e.log().Info("positions turn by long_factor, in short texts too: max_context_length of original_max_position_embeddings or less has short_factor",
+			"context", m.MaxContext, "original_max_position_embeddings", m.Config.Rope.LongRoPE.OriginalPositions)
+	}
 	e.warn(l)
 	progress(plugins.LoadProgress{Stage: "ready", Done: l.plan.weights, Total: l.plan.weights})
 	return l, nil
@@ -203,6 +207,11 @@ func peakRate(d tensor.Device, weights tensor.DType) float64 {
 // arithmetic names what decides about bits: the device's kernels, the type, and over how many ranks the model is cut where that gives other bits than one that is whole, for training and, where that differs, for sampling.
 func (l *loaded) arithmetic() string {
 	name := tensor.ArithmeticOf(l.device, l.model.DType) + "/" + l.model.DType.String()
+	if long, ok := l.model.LongFactors(); long {
+		name += "/long_factor"
+	} else if ok {
+		name += "/short_factor"
+	}
 	train, sample := l.cut(l.training), l.cut(l.sampling)
 	if train > 1 || sample > 1 {
 		name += fmt.Sprintf("/cut over %d ranks", train)

@@ -3,6 +3,7 @@ package model
 import (
 	"encoding/json"
 	"maps"
+	"math"
 	"os"
 	"strings"
 	"testing"
@@ -148,10 +149,46 @@ func TestOriginalPositions(t *testing.T) {
 	}
 }
 
+// TestAttentionFactor has what transformers 5.5 multiplies cosines and sines with.
+func TestAttentionFactor(t *testing.T) {
+	for _, c := range []struct {
+		positions, original int
+		key                 string
+		value               float64
+		want                float64
+	}{
+		{131072, 4096, "", 0, 1.1902380714238083}, // Phi-4-mini's
+		{4096, 4096, "", 0, 1},
+		{2048, 4096, "", 0, 1},
+		{131072, 4096, "factor", 8, 1.118033988749895},
+		{131072, 4096, "factor", 0.5, 1},
+		{131072, 4096, "attention_factor", 0.5, 0.5},
+	} {
+		j := plain()
+		scaling := map[string]any{"rope_type": "longrope", "short_factor": []int{1, 1}, "long_factor": []int{1, 1}}
+		if c.key != "" {
+			scaling[c.key] = c.value
+		}
+		j["max_position_embeddings"], j["original_max_position_embeddings"], j["rope_scaling"] = c.positions, c.original, scaling
+		got, err := parseConfig(encode(t, j))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f := got.Rope.LongRoPE.AttentionFactor; math.Abs(f-c.want) > 1e-12 {
+			t.Errorf("%d positions of %d, %s %v: %v, want %v", c.positions, c.original, c.key, c.value, f, c.want)
+		}
+	}
+}
+
 func TestConfigRefused(t *testing.T) {
 	llama3 := map[string]any{"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 64}
 	with := func(key string, value any) map[string]any {
 		m := maps.Clone(llama3)
+		m[key] = value
+		return m
+	}
+	longrope := func(key string, value any) map[string]any {
+		m := map[string]any{"rope_type": "longrope", "short_factor": []int{1, 1}, "long_factor": []int{1, 1}, "original_max_position_embeddings": 64}
 		m[key] = value
 		return m
 	}
@@ -219,7 +256,13 @@ func TestConfigRefused(t *testing.T) {
 		{"positions by type of layer among others", "rope_scaling", map[string]any{"rope_type": "default", "x": map[string]any{}}, `rope_scaling: "x" is an object`},
 		{"an object for a number", "rope_scaling", map[string]any{"rope_type": "yarn", "factor": map[string]any{}}, `rope_scaling: "factor" is an object`},
 		{"positions of no object", "rope_scaling", []int{1}, "json"},
-		{"longrope", "rope_scaling", map[string]any{"rope_type": "longrope", "short_factor": []int{1}, "long_factor": []int{1}}, `rope_type is "longrope"`},
+		{"longrope without its length", "rope_scaling", map[string]any{"rope_type": "longrope", "short_factor": []int{1, 1}, "long_factor": []int{1, 1}}, "rope_scaling: original_max_position_embeddings is missing"},
+		{"longrope with too few factors", "rope_scaling", longrope("long_factor", []int{1}), "rope_scaling: long_factor has 1 entries, it must have 2"},
+		{"longrope without factors", "rope_scaling", longrope("short_factor", nil), "rope_scaling: short_factor has 0 entries"},
+		{"longrope with factor 0", "rope_scaling", longrope("short_factor", []int{1, 0}), "rope_scaling: short_factor[1] is 0"},
+		{"longrope with a factor below 0", "rope_scaling", longrope("factor", -1), "rope_scaling: factor is -1"},
+		{"longrope with attention_factor 0", "rope_scaling", longrope("attention_factor", 0), "rope_scaling: attention_factor is 0"},
+		{"longrope of one position", "rope_scaling", longrope("original_max_position_embeddings", 1), "original_max_position_embeddings is 1"},
 		{"experts without end", "num_experts", 1 << 20, "num_experts is 1048576, it must be in 1 … 4096"},
 		{"experts without a choice", "num_experts", 8, "num_experts_per_tok is missing"},
 		{"still layers for another model", "no_rope_layers", []int{1, 0, 1}, "no_rope_layers has 3 entries for 2 layers"},

@@ -17,6 +17,7 @@ type Features struct {
 	LinearAttention bool
 	Window          bool // layers of sliding attention
 	AttentionBias   bool
+	LongRoPE        bool
 }
 
 // Require refuses a configuration that lacks one of keys, for which the family has no default, or another one than other families.
@@ -43,6 +44,8 @@ func (c *Config) Check(f Features) error {
 		return fmt.Errorf("a sliding window is in use (use_sliding_window or layer_types), only full attention is supported for %s", c.Architecture)
 	case c.RotaryDim != c.HeadDim && !f.PartialRotary:
 		return fmt.Errorf("partial_rotary_factor makes positions turn %d of head_dim %d elements, only 1 is supported for %s", c.RotaryDim, c.HeadDim, c.Architecture)
+	case c.Rope.LongRoPE != nil && !f.LongRoPE:
+		return fmt.Errorf("rope_type is longrope, only default, llama3 and yarn are supported for %s", c.Architecture)
 	case c.StillLayers != nil && !f.StillLayers:
 		return fmt.Errorf("no_rope_layers or no_rope_layer_interval is set, which %s does not have", c.Architecture)
 	case c.MoE != nil && !f.Experts:

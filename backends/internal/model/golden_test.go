@@ -36,7 +36,7 @@ func goldens(t *testing.T) []string {
 var oneGolden string
 
 // families are the folders of testdata/families.py, which have no training runs.
-var families = []string{"mistral", "phi3", "smollm3", "yarn", "yarn-exact"}
+var families = []string{"mistral", "phi3", "longrope", "smollm3", "yarn", "yarn-exact"}
 
 // goldensAndOdd adds folders that have no training runs.
 func goldensAndOdd(t *testing.T) []string {

@@ -32,6 +32,9 @@ type ropeJSON struct {
 	MScaleAllDim        *float64 `json:"mscale_all_dim"`
 	Truncate            *bool    `json:"truncate"`
 
+	ShortFactor []float64 `json:"short_factor"`
+	LongFactor  []float64 `json:"long_factor"`
+
 	object string // a key whose value is an object, as where each type of layer has settings of its own; "" = there is none
 }
 
@@ -112,8 +115,11 @@ func (j *configJSON) rope(c *Config) error {
 	if *kind == "yarn" {
 		return j.yarn(c, r, where)
 	}
+	if *kind == "longrope" || *kind == "su" { // the older name
+		return j.longRoPE(c, r, where)
+	}
 	if *kind != "llama3" {
-		return fmt.Errorf("%s: rope_type is %.40q, only default, llama3 and yarn are supported", where, *kind)
+		return fmt.Errorf("%s: rope_type is %.40q, only default, llama3, yarn and longrope are supported", where, *kind)
 	}
 	if r.OriginalMax == nil || *r.OriginalMax < 1 || *r.OriginalMax > mostPositions {
 		return fmt.Errorf("%s: original_max_position_embeddings must be in 1 … %d", where, mostPositions)

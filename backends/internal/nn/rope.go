@@ -10,9 +10,10 @@ import (
 // Rope are the settings of rotary positions.
 type Rope struct {
 	Theta float64
-	// Llama3 stretches low frequencies as Llama 3.1 does, YaRN as that does; nil = no scaling. At most one of them is there.
-	Llama3 *Llama3Scaling
-	YaRN   *YaRN
+	// Llama3 stretches low frequencies as Llama 3.1 does, YaRN and LongRoPE as those do; nil = no scaling. At most one of them is there.
+	Llama3   *Llama3Scaling
+	YaRN     *YaRN
+	LongRoPE *LongRoPE
 }
 
 // Llama3Scaling divides frequencies whose wavelength is beyond OriginalPositions / LowFrequencyFactor by Factor, leaves those below OriginalPositions / HighFrequencyFactor, and goes linearly from one to the other between.
@@ -21,8 +22,8 @@ type Llama3Scaling struct {
 	OriginalPositions                               int
 }
 
-// frequencies gives the angle per position for each pair of elements. Rounded to float32 where Hugging Face transformers rounds, which matters at far positions.
-func (r Rope) frequencies(dim int) []float32 {
+// frequencies gives the angle per position for each pair of elements, in a context of so many positions. Rounded to float32 where Hugging Face transformers rounds, which matters at far positions.
+func (r Rope) frequencies(dim, positions int) []float32 {
 	f := make([]float32, dim/2)
 	for i := range f {
 		exponent := float32(2*i) / float32(dim)
@@ -30,6 +31,9 @@ func (r Rope) frequencies(dim int) []float32 {
 	}
 	if r.YaRN != nil {
 		return r.YaRN.frequencies(r.Theta, dim)
+	}
+	if r.LongRoPE != nil {
+		return r.LongRoPE.frequencies(r.Theta, dim, positions)
 	}
 	s := r.Llama3
 	if s == nil {
@@ -71,15 +75,18 @@ func StillTable(device tensor.Device, positions int) (tensor.Tensor, error) {
 	return table, nil
 }
 
-// Table makes the table that tensor.Device.Rope reads: positions × dim, in each row dim/2 cosines, then dim/2 sines.
+// Table makes the table that tensor.Device.Rope reads, for a context of so many positions: positions × dim, in each row dim/2 cosines, then dim/2 sines.
 func (r Rope) Table(device tensor.Device, positions, dim int) (tensor.Tensor, error) {
 	table, err := device.Alloc(tensor.Float32, positions, dim)
 	if err != nil {
 		return table, fmt.Errorf("table of rotary positions: %w", err)
 	}
-	f, scale := r.frequencies(dim), float32(1)
-	if r.YaRN != nil {
+	f, scale := r.frequencies(dim, positions), float32(1)
+	switch {
+	case r.YaRN != nil:
 		scale = r.YaRN.scale()
+	case r.LongRoPE != nil:
+		scale = float32(r.LongRoPE.AttentionFactor)
 	}
 	const block = 1024 // rows uploaded at once
 	values := make([]float32, min(block, positions)*dim)

@@ -1,4 +1,4 @@
-// Package phi3 has Phi-3 and Phi-4 models: queries, keys and values are one matrix in the files, gate and up another, and positions may turn a part of each head. LoRA is on the parts.
+// Package phi3 has Phi-3 and Phi-4 models: queries, keys and values are one matrix in the files, gate and up another, positions may turn a part of each head, and other angles in long contexts. LoRA is on the parts.
 package phi3
 
 import (
@@ -20,9 +20,9 @@ func Architecture() model.Architecture {
 				return err
 			}
 			if c.Rope.Llama3 != nil || c.Rope.YaRN != nil { // transformers takes yarn for longrope, and refuses others
-				return errors.New("rope_type is llama3 or yarn, only default is supported for " + Name)
+				return errors.New("rope_type is llama3 or yarn, only default and longrope are supported for " + Name)
 			}
-			return c.Check(model.Features{PartialRotary: true, Window: true})
+			return c.Check(model.Features{PartialRotary: true, Window: true, LongRoPE: true})
 		},
 		Layer: func(ctx context.Context, l *model.Loader, i int) (nn.Layer, error) {
 			return l.TransformerLayer(ctx, i, model.TransformerOptions{Fused: true})

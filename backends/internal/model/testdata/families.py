@@ -11,10 +11,13 @@ from selection import here, pack
 V, H, F = 256, 40, 56
 SIZES = dict(vocab_size=V, hidden_size=H, intermediate_size=F, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=512, bos_token_id=0, eos_token_id=1,
              pad_token_id=None, tie_word_embeddings=False, rms_norm_eps=1e-5)
+LONG = dict(rope_type="longrope", rope_theta=1e4, partial_rotary_factor=0.75, short_factor=[1.0, 1.05, 1.2], long_factor=[1.0, 2.1, 11.5])
+LENGTHS = {"longrope": (17, 20, 33, 64, 129)}  # all of them are long, because transformers takes other factors for a sequence that is not
 YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=32)
 FAMILIES = {
     "mistral": dict(model_type="mistral", sliding_window=None, rope_theta=1e6, **SIZES),
     "phi3": dict(model_type="phi3", sliding_window=None, rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.75), **SIZES),
+    "longrope": dict(model_type="phi3", sliding_window=None, original_max_position_embeddings=16, rope_parameters=LONG, **{**SIZES, "hidden_size": 32, "head_dim": 8, "vocab_size": 128}),
     "smollm3": {**SIZES, "model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True, "rope_theta": 5e6},
     "yarn": dict(model_type="qwen3", rope_parameters=YARN, **SIZES),
     "yarn-exact": dict(model_type="llama", rope_parameters={**YARN, "truncate": False, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 1.4}, **SIZES),
@@ -29,7 +32,7 @@ def targets(model):
         if not isinstance(m, torch.nn.Linear):
             continue
         base, leaf = name.rpartition(".")[::2]
-        queries, keys = 64, 32
+        queries, keys = (n * model.config.head_dim for n in (model.config.num_attention_heads, model.config.num_key_value_heads))
         sizes = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "gate_proj": F, "up_proj": F}
         at = 0
         for part in FUSED.get(leaf, (leaf,)):
@@ -76,7 +79,7 @@ def make(name, spec):
     weights = {k: v.detach().clone().numpy() for k, v in model.state_dict().items() if not (config.tie_word_embeddings and k == "lm_head.weight")}
     os.remove(dst + "/model.safetensors")
     pack(dst + "/model.safetensors", weights, {"format": "pt"})
-    sequences = [torch.randint(0, V, (2, n), generator=gen) for n in (1, 7, 33, 64, 129)]
+    sequences = [torch.randint(0, config.vocab_size, (2, n), generator=gen) for n in LENGTHS.get(name, (1, 7, 33, 64, 129))]
     half = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     half.load_state_dict({k: v.bfloat16().float() for k, v in model.state_dict().items()})
     base = {}
