@@ -262,7 +262,7 @@ func TestSizes(t *testing.T) {
 		most         = 5 << 20
 		model        = "configs/models/tiny-chat/model.safetensors"
 		mostModel    = 8 << 20
-		mostTestdata = 16 << 20
+		mostTestdata = 17 << 20
 	)
 	var testdata int64
 	for _, name := range files(t) {

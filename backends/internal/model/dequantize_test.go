@@ -39,7 +39,7 @@ func bytesOf(t *testing.T, s Source, piece int) []byte {
 
 // TestDequantizedBits: what is unpacked has the bits that the libraries which packed it give (testdata/quantized.py), in pieces of any size.
 func TestDequantizedBits(t *testing.T) {
-	for _, name := range []string{"fp8", "int4", "int8"} {
+	for _, name := range []string{"fp8", "int4", "int8", "gptq", "gptq-order", "awq"} {
 		t.Run(name, func(t *testing.T) {
 			from := filepath.Join("testdata", name)
 			f, err := os.Open(filepath.Join(from, "model.safetensors.gz"))
@@ -77,7 +77,8 @@ func TestDequantizedBits(t *testing.T) {
 				t.Fatal(err)
 			}
 			l := &Loader{Config: c, model: &Model{}, files: nameWeights(files), used: map[string]bool{}, counted: map[string]bool{}}
-			sizes := map[string][2]int{"q_proj": {160, 160}, "k_proj": {80, 160}, "v_proj": {80, 160}, "o_proj": {160, 160}, "gate_proj": {96, 160}, "up_proj": {96, 160}, "down_proj": {160, 96}}
+			h, q, k, width := c.HiddenSize, c.Heads*c.HeadDim, c.KVHeads*c.HeadDim, c.IntermediateSize
+			sizes := map[string][2]int{"q_proj": {q, h}, "k_proj": {k, h}, "v_proj": {k, h}, "o_proj": {h, q}, "gate_proj": {width, h}, "up_proj": {width, h}, "down_proj": {h, width}}
 			if len(sums) != len(sizes) {
 				t.Fatalf("%d weights", len(sums))
 			}

@@ -12,9 +12,11 @@ import (
 type Quantization struct {
 	method string
 	block  [2]int      // of method fp8: rows and columns that have one scale
-	bits   int         // of an element, of method packed
-	group  int         // of method packed: columns that have one scale; 0 = all of a row
+	bits   int         // of an element, of methods of integers
+	group  int         // of these: columns that have one scale; 0 = all of a row
 	whole  moduleNames // modules that are not quantized
+
+	lessOne bool // zero points are stored less one
 }
 
 // The methods, as quantization_config names them.
@@ -26,10 +28,19 @@ const (
 
 // otherMethods are those that are known and not read, and what to do.
 var otherMethods = map[string]string{
-	"gptq":         "take the model that is not quantized, or one in FP8 or compressed-tensors",
-	"awq":          "take the model that is not quantized, or one in FP8 or compressed-tensors",
 	"bitsandbytes": "take the model that is not quantized, from which it was made",
 	"gguf":         "take the model's original directory",
+}
+
+// integers is how the names of tensors of packed integers end; "" where there are none.
+func (q *Quantization) integers() string {
+	switch q.method {
+	case packedMethod:
+		return ".weight_packed"
+	case gptqMethod, awqMethod:
+		return ".qweight"
+	}
+	return ""
 }
 
 // quantizationJSON is the quantization_config of all methods.
@@ -48,6 +59,13 @@ type quantizationJSON struct {
 	} `json:"sparsity_config"`
 	Transform json.RawMessage `json:"transform_config"`
 	Cache     json.RawMessage `json:"kv_cache_scheme"`
+
+	Bits             int     `json:"bits"` // of GPTQ and AWQ, as what follows
+	GroupSize        *int    `json:"group_size"`
+	CheckpointFormat *string `json:"checkpoint_format"`
+	PackType         *string `json:"pack_dtype"`
+	Marlin           bool    `json:"is_marlin_format"`
+	Version          *string `json:"version"`
 }
 
 // groupJSON is one of the config_groups of compressed-tensors.
@@ -91,12 +109,16 @@ func (j *configJSON) quantization() (*Quantization, error) {
 	case mxfp4Method:
 	case packedMethod:
 		err = q.packed(out)
+	case gptqMethod:
+		err = q.gptq(out)
+	case awqMethod:
+		err = q.awq(out)
 	default:
 		advice, ok := otherMethods[q.Method]
 		if !ok {
 			advice = "take the model that is not quantized"
 		}
-		err = fmt.Errorf("quant_method is %.40q: quantized weights are read of the methods %s, %s and %s only; %s", q.Method, packedMethod, fp8Method, mxfp4Method, advice)
+		err = fmt.Errorf("quant_method is %.40q: quantized weights are read of the methods %s, %s, %s, %s and %s only; %s", q.Method, awqMethod, packedMethod, fp8Method, gptqMethod, mxfp4Method, advice)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("quantization_config: %w", err)

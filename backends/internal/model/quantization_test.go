@@ -12,13 +12,16 @@ import (
 	"github.com/tinsmith/tinsmith/backends/internal/tensor"
 )
 
-var quantized = []string{"fp8", "int4", "int8"}
+var quantized = []string{"fp8", "int4", "int8", "gptq", "gptq-order", "awq"}
 
 // TestQuantizedFiles: the model is the one in bfloat16 that the files stand for, in its own type and in float32.
 func TestQuantizedFiles(t *testing.T) {
 	for _, name := range quantized {
 		t.Run(name, func(t *testing.T) {
-			dir := unpack(t, name)
+			dir, parameters := unpack(t, name), int64(164400)
+			if strings.HasPrefix(name, "gptq") || name == "awq" { // these are smaller
+				parameters = 39136
+			}
 			base := open(t, dir, "base.safetensors")
 			b := newBench(t, dir, tensor.Float32, 2)
 			for _, n := range []string{"0", "1", "2"} {
@@ -27,7 +30,7 @@ func TestQuantizedFiles(t *testing.T) {
 					t.Errorf("sequence %s: log-probabilities are off by %g", n, d)
 				}
 			}
-			if own := newBench(t, dir, 0, 1); own.DType != tensor.BFloat16 || own.Parameters != b.Parameters || own.Parameters != 164400 {
+			if own := newBench(t, dir, 0, 1); own.DType != tensor.BFloat16 || own.Parameters != b.Parameters || own.Parameters != parameters {
 				t.Errorf("type %v, %d parameters, %d in float32", own.DType, own.Parameters, b.Parameters)
 			}
 			// Copies that share the rows out unpack them too.
@@ -120,7 +123,7 @@ func TestQuantizedFilesRefused(t *testing.T) {
 		{"another kind of eight bits", "fp8", nothing, "fmt", "e5m2", `fmt is "e5m2"`},
 		{"fixed activations", "fp8", nothing, "activation_scheme", "static", `activation_scheme is "static"`},
 		{"a module that is not quantized", "fp8", nothing, "modules_to_not_convert", []string{"model.layers.*.self_attn"}, `quantization_config says that ` + q + ` is not quantized`},
-		{"another method", "fp8", nothing, "quant_method", "gptq", `quant_method is "gptq": quantized weights are read of the methods compressed-tensors, fp8 and mxfp4 only; take the model that is not quantized, or one in FP8`},
+		{"another method", "fp8", nothing, "quant_method", "bitsandbytes", `quant_method is "bitsandbytes": quantized weights are read of the methods awq, compressed-tensors, fp8, gptq and mxfp4 only; take the model that is not quantized, from which`},
 		{"no method that is known", "fp8", nothing, "quant_method", "hqq", `quant_method is "hqq"`},
 		{"plain weights in eight bits", "fp8", nothing, "quant_method", "mxfp4", `tensor "` + q + `.weight" has type F8_E4M3, only F32, BF16 and F16 are supported`},
 		{"a value beside its scale", "fp8", on(".weight", func(s *safetensors.Source, data []byte) ([]byte, bool) {
@@ -141,6 +144,32 @@ func TestQuantizedFilesRefused(t *testing.T) {
 			return data, true
 		}, "", nil, `tensor "` + q + `.weight_zero_point" is there: only symmetric weights`},
 		{"a packed module that is not quantized", "int4", nothing, "ignore", []string{q}, `quantization_config says that ` + q + ` is not quantized`},
+		{"GPTQ of three bits", "gptq", nothing, "bits", 3, "bits is 3, only 4 and 8 are supported"},
+		{"GPTQ of more bits than there are", "gptq", nothing, "bits", 8, `tensor "` + q + `.qweight" has shape [8 64], the configuration makes it [16 64]`},
+		{"GPTQ in groups of another size", "gptq", nothing, "group_size", 64, `tensor "` + q + `.scales" has shape [2 64], the configuration makes it [1 64]`},
+		{"GPTQ in whole rows", "gptq", nothing, "group_size", -1, `tensor "` + q + `.scales" has shape [2 64], the configuration makes it [1 64]`},
+		{"GPTQ in groups of nothing", "gptq", nothing, "group_size", 0, "group_size is 0, it must be in 1"},
+		{"GPTQ without a size of groups", "gptq", nothing, "group_size", nil, "group_size is missing"},
+		{"GPTQ for a kernel", "gptq", nothing, "is_marlin_format", true, "is_marlin_format is true"},
+		{"GPTQ in a third form", "gptq", nothing, "checkpoint_format", "marlin", `checkpoint_format is "marlin", only gptq and gptq_v2`},
+		{"GPTQ in words of 16 bits", "gptq", nothing, "pack_dtype", "int16", `pack_dtype is "int16", only int32`},
+		{"GPTQ's scale of zero", "gptq", on(".scales", fill(0, 0)), "", nil, `tensor "` + q + `.scales" has 0 as scale 0`},
+		{"GPTQ's integers in another type", "gptq", on(".qweight", typed("F32", 8, 64)), "", nil, `tensor "` + q + `.qweight" has type F32, it must be I32`},
+		{"GPTQ without zero points", "gptq", on(".qzeros", gone), "", nil, `tensor "` + q + `.qzeros" is missing`},
+		{"GPTQ's zero point that readers take differently", "gptq", on(".qzeros", fill(0xf0)), "", nil, `tensor "` + q + `.qzeros" has 15 as number 1: as checkpoint_format gptq has it, it is 0 to some readers and 16 to others`},
+		{"GPTQ's groups beyond the last", "gptq", on(".g_idx", fill(2)), "", nil, `tensor "` + q + `.g_idx" has 2 as number 0, it must be in 0 … 1`},
+		{"GPTQ's groups below the first", "gptq", on(".g_idx", fill(255, 255, 255, 255)), "", nil, `tensor "` + q + `.g_idx" has -1 as number 0`},
+		{"GPTQ's groups in another type", "gptq", on(".g_idx", typed("F32", 64)), "", nil, `tensor "` + q + `.g_idx" has type F32`},
+		{"GPTQ's bias of a model without", "gptq", func(s *safetensors.Source, data []byte) ([]byte, bool) {
+			if s.Name == "model.layers.0.self_attn.o_proj.bias" {
+				data[0] = 1
+			}
+			return data, true
+		}, "", nil, `tensor "model.layers.0.self_attn.o_proj.bias" is not known`},
+		{"AWQ of eight bits", "awq", nothing, "bits", 8, "bits is 8, only 4 is supported"},
+		{"AWQ in another order", "awq", nothing, "version", "gemv", `version is "gemv", only gemm is supported`},
+		{"an AWQ module that is not quantized", "awq", nothing, "modules_to_not_convert", []string{q}, `quantization_config says that ` + q + ` is not quantized`},
+		{"AWQ that is GPTQ", "awq", nothing, "quant_method", "gptq", `tensor "` + q + `.qweight" has shape [64 8], the configuration makes it [8 64]`},
 		{"another packing", "int4", nothing, "format", "marlin-24", `config_groups["group_0"]: format is "marlin-24"`},
 		{"sparse", "int4", nothing, "sparsity_config", map[string]any{"format": "sparse-24-bitmask"}, `sparsity_config: format is "sparse-24-bitmask"`},
 		{"transformed", "int4", nothing, "transform_config", map[string]any{"config_groups": map[string]any{"a": 1}}, "transform_config is set"},

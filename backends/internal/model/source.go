@@ -204,11 +204,14 @@ func (l *Loader) Has(name string) bool {
 // Weight is the matrix NAME.weight, out × in, quantized or not.
 func (l *Loader) Weight(name string, out, in int) (Source, error) {
 	const weight = ".weight"
-	if q := l.Config.Quantization; q != nil && q.method == packedMethod && !l.Has(name+weight) && l.Has(name+".weight_packed") {
-		if q.keeps(name, l.files.inFile(name)) {
-			return Source{}, fmt.Errorf("tensor %q is there, but quantization_config says that %s is not quantized", l.files.inFile(name+".weight_packed"), name)
+	if q := l.Config.Quantization; q != nil && q.integers() != "" && !l.Has(name+weight) && l.Has(name+q.integers()) {
+		switch {
+		case q.keeps(name, l.files.inFile(name)):
+			return Source{}, fmt.Errorf("tensor %q is there, but quantization_config says that %s is not quantized", l.files.inFile(name+q.integers()), name)
+		case q.method == packedMethod:
+			return l.packed(name, out, in)
 		}
-		return l.packed(name, out, in)
+		return l.zeroPointed(name, out, in)
 	}
 	t, err := l.find(name+weight, out, in)
 	if err != nil {
