@@ -250,7 +250,7 @@ func readJSON(path string, into any) error {
 func (m *Model) Served() runs.Model {
 	out := runs.Model{
 		Name: m.Name, Aliases: m.Aliases, TokenizerID: m.TokenizerID, ChatLatest: m.Chat == "latest", ExportNames: m.ExportNames, EndTokens: m.EndTokens,
-		Backends: m.BackendNames(),
+		Backends: m.BackendNames(), BackendsID: m.BackendsID(),
 	}
 	if m.Tokenizer != nil {
 		out.NewStopMatcher = func(stops []string) runs.StopMatcher { return newStopMatcher(m.Tokenizer, stops) }

@@ -1,6 +1,8 @@
 package config
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,6 +35,19 @@ func (m *Model) BackendNames() []string {
 		names = append(names, b.Name)
 	}
 	return names
+}
+
+// BackendsID is another one when the model has other backends, or has them in another order. Where the gateway finds its own certificates does not change it.
+func (m *Model) BackendsID() string {
+	sum := sha256.New()
+	for _, b := range m.Pool {
+		address := ""
+		if b.Remote != nil {
+			address = b.Remote.Address
+		}
+		fmt.Fprintf(sum, "%q %q %q\n", b.Plugin, address, b.Section)
+	}
+	return hex.EncodeToString(sum.Sum(nil))
 }
 
 // splitBackends makes the model's backends of what the file says of them. Paths are relative to dir.

@@ -46,3 +46,28 @@ func TestPools(t *testing.T) {
 		})
 	}
 }
+
+// TestBackendsID: it is another one for other backends, and for the same ones in another order.
+func TestBackendsID(t *testing.T) {
+	id := func(model string) string {
+		t.Helper()
+		cfg, err := Parse("test.yaml", fmt.Appendf(nil, "models:\n  - {name: a, path: /models/a, %s}\n", model))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cfg.Models[0].BackendsID()
+	}
+	const two = `backends: [{plugin: fake, seed: 3}, {address: "127.0.0.1:7000"}]`
+	of := id(two)
+	if again := id(two + ", aliases: [b]"); again != of {
+		t.Error("it is another one for the same backends")
+	}
+	for _, other := range []string{
+		`backends: [{address: "127.0.0.1:7000"}, {plugin: fake, seed: 3}]`, `backends: [{plugin: fake, seed: 4}, {address: "127.0.0.1:7000"}]`, `backends: [{plugin: fake, seed: 3}, {address: "127.0.0.1:7001"}]`,
+		`backends: [{plugin: fake, seed: 3}, {address: "127.0.0.1:7000"}, {plugin: fake}]`,
+	} {
+		if id(other) == of {
+			t.Errorf("it is the same one for %s", other)
+		}
+	}
+}

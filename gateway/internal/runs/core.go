@@ -53,6 +53,7 @@ type Model struct {
 	EndTokens        []int32  // the model's own end tokens: what stops a sample that names no stops
 	MaxContextLength int      // prompt plus generated tokens; 0 = what the backend says once it is loaded
 	Backends         []string // names of its backends, where it has several; empty: one, which is named as the model
+	BackendsID       string   // another one when the configuration has other backends for it, or in another order
 	// NewStopMatcher makes the recogniser of stop strings for one sequence; nil where the model has no tokenizer: then stop strings are refused.
 	NewStopMatcher func(stops []string) StopMatcher
 }
@@ -141,6 +142,7 @@ type Core struct {
 	metricsMu  stripes      // the same of what its client adds
 	saveMu     turnstile    // orders the writing of session and run records, so that an older state never replaces a newer one
 
+	draining     sync.Mutex // one drain after the other; taken before mu
 	mu           sync.Mutex
 	closing      bool
 	sessions     map[string]*session
@@ -208,7 +210,7 @@ func Open(ctx context.Context, cfg Config) (*Core, error) {
 		cancel()
 		return nil, err
 	}
-	if err := errors.Join(c.loadMetricValues(ctx), c.loadPaces(ctx)); err != nil {
+	if err := errors.Join(c.loadMetricValues(ctx), c.loadPaces(ctx), c.loadDrains(ctx)); err != nil {
 		cancel()
 		return nil, fmt.Errorf("load state: %w", err)
 	}

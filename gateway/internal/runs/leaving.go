@@ -27,7 +27,10 @@ func (c *Core) watchLeaving(ctx context.Context, b Backend) {
 		return
 	}
 	drained := s.drained // by somebody: that stays
-	err := c.drain(s, true)
+	err := s.drainable()
+	if err == nil {
+		c.drain(s, true)
+	}
 	s.leaves = err == nil && !drained
 	c.mu.Unlock()
 	if err != nil {

@@ -41,7 +41,7 @@ func TestPoolLeaving(t *testing.T) {
 	}
 	p.begin(first)
 	w.eventually(func() bool { s := w.models[0].slots[slices.Index(p.names, first)]; return s.usable() })
-	w.ok(w.Drain(first, true)) // by somebody: that stays
+	w.ok(w.Drain(t.Context(), first, true)) // by somebody: that stays
 	p.leave(first)
 	w.eventually(func() bool { return len(p.released(first)) == 2 })
 	p.begin(first)

@@ -74,14 +74,14 @@ func TestPoolPrefersTheSameArithmetic(t *testing.T) {
 	if why := inexact(); why != "" {
 		t.Errorf("inexact: %s", why)
 	}
-	w.ok(w.Drain(p.names[0], true))
+	w.ok(w.Drain(t.Context(), p.names[0], true))
 	w.arrived(run, p.names[1])
 	w.good(w.OptimStep(t.Context(), w.step(run, 4)))
 	if why := inexact(); !strings.Contains(why, p.names[1]) || !strings.Contains(why, "of another kind") {
 		t.Errorf("inexact: %q", why)
 	}
-	w.refused(w.Drain(p.names[1], true), KindInvalid, p.names[1], "no other backend")
-	w.refused(w.Drain("nobody", true), KindNotFound, "nobody")
+	w.refused(w.Drain(t.Context(), p.names[1], true), KindInvalid, p.names[1], "no other backend")
+	w.refused(w.Drain(t.Context(), "nobody", true), KindNotFound, "nobody")
 }
 
 // A version whose home has no room is sampled elsewhere, with the same tokens: its files go there once, and it is loaded as any saved version.

@@ -362,10 +362,10 @@ func TestPoolMoves(t *testing.T) {
 	for step := int64(1); step < steps; step++ {
 		w.eventually(func() bool { return w.runs[run].live.step >= step })
 		home := w.home(run)
-		w.ok(w.Drain(home, true))
+		w.ok(w.Drain(t.Context(), home, true))
 		other := p.names[1-slices.Index(p.names, home)]
 		w.arrived(run, other)
-		w.ok(w.Drain(home, false))
+		w.ok(w.Drain(t.Context(), home, false))
 		moves++
 	}
 	if got := <-done; !slices.Equal(got, want) {
@@ -427,9 +427,9 @@ func TestPoolUnderKills(t *testing.T) {
 		name := p.names[source.IntN(len(p.names))]
 		switch source.IntN(3) {
 		case 0:
-			if err := w.Drain(name, true); err == nil {
+			if err := w.Drain(t.Context(), name, true); err == nil {
 				time.Sleep(time.Duration(source.IntN(20)) * time.Millisecond)
-				w.ok(w.Drain(name, false))
+				w.ok(w.Drain(t.Context(), name, false))
 			}
 		default:
 			p.kill(name)

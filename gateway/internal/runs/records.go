@@ -37,6 +37,7 @@ const (
 	inSecrets     = "secrets"
 	inCrashes     = "crashes"       // of work and rebuilds with which processes ended, until they succeed
 	inCycles      = "cycles"        // reserved numbers of clock cycles
+	inDrains      = "drains"        // Key: a backend that somebody drained
 	inDeletions   = "deletions"     // Key: a folder whose files are to go, see deletions.go
 	inRetired     = "retired"       // Parent: what of a session is deleted next; Rank: when it ended, in Unix nanoseconds
 	inLive        = "live_sessions" // keys of the sessions that are not retired

@@ -110,7 +110,7 @@ func TestPoolCountsRuns(t *testing.T) {
 	count(6, 1, 0)
 	later(activeFor)
 	count(6, 0, 0)
-	w.ok(w.Drain(p.names[1], true))
+	w.ok(w.Drain(t.Context(), p.names[1], true))
 	w.eventually(func() bool {
 		has := w.residents(w.models[0]).places[1]
 		return has.runs == 0 && len(has.homes) == 0

@@ -24,7 +24,7 @@ func (s *Service) drainBackend(c call) (any, error) {
 	case req.Drained == nil:
 		return nil, badRequestf("drained: is required: true, or false to take it back")
 	}
-	if err := s.core.Drain(req.Backend, *req.Drained); err != nil {
+	if err := s.core.Drain(c.request, req.Backend, *req.Drained); err != nil {
 		return nil, err
 	}
 	return gin.H{"backend": req.Backend, "drained": *req.Drained}, nil
