@@ -116,13 +116,13 @@ arithmetic=$(grep -vxF "$programs" <<< "$others")
 # The CUDA kernels on the processor and the plans of memory are long sums on one goroutine a device, and what becomes of a damaged database is tried on one goroutine, hundreds of times: in the shorter run they go without it.
 sums='TrainingShare|ContextIsWhatTrains|LongestDatum|ModelDoesNotFit|OnCUDA|Planned|Recommended|SeveralGPUs|OfGPUs|^TestDamages$|^TestPowerCuts$'
 # What has cases for PostgreSQL runs beside a server, all of it.
-on_postgres='^Test(Backup|DatabaseAway|FrozenPostgres|GoingOver|Identity|PagesOfPostgres|Partition|Postgres|SeriesOnPostgres|Standby|StandbyAfterAPause|Takeover)$'
+on_postgres='^Test(Backup|DatabaseAway|FrozenPostgres|GoingOver|Identity|PagesOfPostgres|Partition|Postgres|SeriesOnPostgres|Standby|StandbyAfterAPause|StandbyOnBrokenNetwork|Takeover)$'
 without=$on_postgres
 [ "$level" = all ] || without="$on_postgres|$sums"
 race() { step "go, race detector" gotest race -race "-skip=$without" $concurrent; }
 postgres() { step "go, PostgreSQL" e2e/postgres.sh "$BASH" -c "$(declare -f gotest gofailures); logs=$logs; gotest postgres -race -run '$on_postgres' ./gateway/internal/store ./gateway/internal/runs ./gateway/internal/ordeal"; }
 # The gateways that wait for each other, and what they keep in a bucket, with a server of MinIO's beside PostgreSQL.
-objects() { step "go, MinIO" e2e/minio.sh e2e/postgres.sh "$BASH" -c "$(declare -f gotest gofailures); logs=$logs; gotest minio -race -run '^Test(DatabaseAway|GoingOver|Partition|Standby|StandbyAfterAPause|Folders|Cache|ManyAtOnce|Away)$' ./gateway/internal/bucket ./gateway/internal/ordeal"; }
+objects() { step "go, MinIO" e2e/minio.sh e2e/postgres.sh "$BASH" -c "$(declare -f gotest gofailures); logs=$logs; gotest minio -race -run '^Test(DatabaseAway|GoingOver|Partition|Standby|StandbyAfterAPause|StandbyOnBrokenNetwork|Folders|Cache|ManyAtOnce|Away)$' ./gateway/internal/bucket ./gateway/internal/ordeal"; }
 environment() { step "python environment" e2e/python.sh; }
 long_sums() { step "go, CUDA and damages" gotest sums -run "$sums" ./backends/internal/engine ./gateway/internal/store; }
 # The kernels' text for avx512 and AMX, and the ways that only another maker's processor takes, over instructions that nearly every one has: a test that needs a certain processor is seldom run.

@@ -2,9 +2,11 @@ package ordeal
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/tinsmith/tinsmith/gateway/internal/cmd"
 	"github.com/tinsmith/tinsmith/gateway/internal/runs"
+	"github.com/tinsmith/tinsmith/plugins/plugintest/lan"
 )
 
 const (
@@ -29,6 +32,8 @@ const (
 	profileVariable = "TINSMITH_TEST_PROFILE"
 	// heldVariable names a file: before it is there that gateway opens no API, however early its model is loaded.
 	heldVariable = "TINSMITH_TEST_HELD"
+	// programsVariable names the folder of the programs, where a test binary that runs this one has made it.
+	programsVariable = "TINSMITH_TEST_PROGRAMS"
 	// modelName is the one served model.
 	modelName = "tinsmith/tiny-chat"
 	// within bounds whatever should come to pass; the machine may be busy.
@@ -68,6 +73,9 @@ func gateway() int {
 }
 
 func run(m *testing.M) int {
+	if programs = os.Getenv(programsVariable); programs != "" {
+		return m.Run()
+	}
 	self, err := os.Executable()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -86,6 +94,10 @@ func run(m *testing.M) int {
 	build.Dir = root()
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build the plugins: %v\n%s", err, out)
+		return 1
+	}
+	if err := os.Setenv(programsVariable, programs); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return m.Run()
@@ -116,8 +128,9 @@ func root() string {
 type server struct {
 	testing.TB
 	dir, url string
-	programs string   // the folder of the programs that run
-	kill     []string // for each start from the first: where it is killed, see killer; "" = nowhere
+	programs string       // the folder of the programs that run
+	machine  *lan.Machine // where it runs; nil: here
+	kill     []string     // for each start from the first: where it is killed, see killer; "" = nowhere
 	starts   int
 	changing sync.Mutex // of the next two, while revive replaces them
 	process  *exec.Cmd
@@ -133,6 +146,26 @@ type settings map[string]any
 func newServer(t testing.TB, backend settings, more settings) *server {
 	t.Helper()
 	return newServerIn(t, t.TempDir(), backend, more)
+}
+
+// newServerOn has one run on a machine of its own, where it listens for all and so asks for a key; here if there is no machine.
+func newServerOn(t testing.TB, m *lan.Machine, backend settings, more settings) *server {
+	t.Helper()
+	if m == nil {
+		return newServer(t, backend, more)
+	}
+	dir := t.TempDir()
+	keys := filepath.Join(dir, "keys")
+	if err := os.WriteFile(keys, fmt.Appendf(nil, "tests %x\n", sha256.Sum256([]byte(testKey))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	all := settings{"listen": net.JoinHostPort(m.Address(), "0"), "auth": settings{"keys_file": keys}}
+	for k, v := range more {
+		all[k] = v
+	}
+	s := newServerIn(t, dir, backend, all)
+	s.machine = m
+	return s
 }
 
 // newServerIn keeps the data in a folder that exists.
@@ -214,7 +247,7 @@ func (s *server) startAgain() error {
 	}
 	s.starts++
 	process.Stdout, process.Stderr = log, log
-	if err := process.Start(); err != nil {
+	if err := s.machine.Start(process); err != nil {
 		return err
 	}
 	ended := make(chan struct{})

@@ -18,6 +18,7 @@ import (
 
 	"github.com/tinsmith/tinsmith/plugins"
 	"github.com/tinsmith/tinsmith/plugins/plugintest/authority"
+	"github.com/tinsmith/tinsmith/plugins/plugintest/lan"
 	"github.com/tinsmith/tinsmith/plugins/plugintest/link"
 )
 
@@ -26,22 +27,39 @@ type platform struct {
 	testing.TB
 	plugin, dir string
 	address     string
+	machine     *lan.Machine // nil: this one
 	server      plugins.TLSFiles
 	client      plugins.TLSFiles
 	stop        chan struct{}
 	stopped     sync.WaitGroup
 }
 
-// newPlatform starts one for a plugin.
+// newPlatform starts one for a plugin, on this machine.
 func newPlatform(t testing.TB, plugin string) *platform {
 	t.Helper()
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ca := authority.New(t)
-	p := &platform{TB: t, plugin: plugin, dir: t.TempDir(), address: free.Addr().String(), server: ca.Issue(t, "backend"), client: ca.Issue(t, "gateway"), stop: make(chan struct{})}
+	address := free.Addr().String()
 	_ = free.Close()
+	return newPlatformAt(t, plugin, address, nil)
+}
+
+// newPlatformOn starts one on a machine of its own.
+func newPlatformOn(t testing.TB, plugin string, m *lan.Machine) *platform {
+	t.Helper()
+	return newPlatformAt(t, plugin, net.JoinHostPort(m.Address(), "7000"), m, m.IP())
+}
+
+// newPlatformAt starts one that listens at an address, for which its certificate is good.
+func newPlatformAt(t testing.TB, plugin, address string, m *lan.Machine, names ...net.IP) *platform {
+	t.Helper()
+	ca := authority.New(t)
+	p := &platform{
+		TB: t, plugin: plugin, dir: t.TempDir(), address: address, machine: m,
+		server: ca.Issue(t, "backend", names...), client: ca.Issue(t, "gateway"), stop: make(chan struct{}),
+	}
 	p.stopped.Go(p.run)
 	t.Cleanup(func() {
 		close(p.stop)
@@ -68,7 +86,7 @@ func (p *platform) run() {
 		c := exec.Command(filepath.Join(programs, "plugins", p.plugin), "serve", "--listen", p.address, "--data", filepath.Join(p.dir, "data"), "--lease", "2s",
 			"--tls-cert", p.server.Cert, "--tls-key", p.server.Key, "--client-ca", p.server.CA, "--model", filepath.Join(root(), "configs", "models", "tiny-chat"))
 		c.Stdout, c.Stderr = log, log
-		if err := c.Start(); err != nil {
+		if err := p.machine.Start(c); err != nil {
 			p.Error(err)
 			return
 		}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/tinsmith/tinsmith/gateway/internal/bucket"
 	"github.com/tinsmith/tinsmith/gateway/internal/bucket/buckettest"
+	"github.com/tinsmith/tinsmith/plugins/plugintest/lan"
 	"github.com/tinsmith/tinsmith/plugins/plugintest/link"
 )
 
@@ -44,11 +45,14 @@ func newCouple(t testing.TB, backend, more settings, kill [2][]string) *couple {
 	t.Helper()
 	dir := t.TempDir()
 	file := schema(t, dir)
-	return newCoupleOf(t, backend, more, kill, dir, [2]string{file, file}, nil)
+	return newCoupleOf(t, backend, more, kill, dir, [2]string{file, file}, nil, [2]*lan.Machine{})
 }
 
-// newCoupleOf is newCouple with a database, to which a file names the way of each gateway, and files in a folder or, if it is not nil, in a bucket.
-func newCoupleOf(t testing.TB, backend, more settings, kill [2][]string, dir string, database [2]string, inBucket *buckettest.Server) *couple {
+// newCoupleOf is newCouple with a database, to which a file names the way of each gateway, files in a folder or, if it is not nil, in a bucket,
+// and a machine for each gateway; nil is this one.
+func newCoupleOf(
+	t testing.TB, backend, more settings, kill [2][]string, dir string, database [2]string, inBucket *buckettest.Server, machines [2]*lan.Machine,
+) *couple {
 	t.Helper()
 	c := &couple{TB: t, files: filepath.Join(dir, "files"), active: -1, conns: map[net.Conn]int{}, stop: make(chan struct{})}
 	if err := os.Mkdir(c.files, 0o700); err != nil {
@@ -69,7 +73,7 @@ func newCoupleOf(t testing.TB, backend, more settings, kill [2][]string, dir str
 		for k, v := range more {
 			shared[k] = v
 		}
-		s := newServer(t, backend, shared)
+		s := newServerOn(t, machines[i], backend, shared)
 		s.kill = kill[i]
 		s.start()
 		s.revive()
@@ -144,7 +148,7 @@ func (c *couple) accept() {
 			client.Close()
 			continue
 		}
-		server, err := net.Dial("tcp", strings.TrimPrefix(c.gateways[to].url, "http://"))
+		server, err := net.DialTimeout("tcp", strings.TrimPrefix(c.gateways[to].url, "http://"), time.Second)
 		if err != nil {
 			client.Close()
 			continue
@@ -241,7 +245,7 @@ func TestStandby(t *testing.T) {
 			}
 			dir := t.TempDir()
 			file := schema(t, dir)
-			c := newCoupleOf(t, backend, recoveryOften(), kill, dir, [2]string{file, file}, files)
+			c := newCoupleOf(t, backend, recoveryOften(), kill, dir, [2]string{file, file}, files, [2]*lan.Machine{})
 			var done atomic.Bool
 			var neighbours sync.WaitGroup
 			for i := range 3 {
@@ -376,7 +380,7 @@ func coupleByLink(t *testing.T, backend settings, firstOnly bool) (c *couple, wa
 	if firstOnly {
 		files[1] = direct
 	}
-	return newCoupleOf(t, backend, recoveryOften(), [2][]string{}, dir, files, nil), way, string(b)
+	return newCoupleOf(t, backend, recoveryOften(), [2][]string{}, dir, files, nil, [2]*lan.Machine{}), way, string(b)
 }
 
 // TestPartition cuts the gateway that serves off the database, and from it alone: the other one takes over, and the first one, which has been up all the time, ends itself when it reaches the database again.

@@ -34,11 +34,12 @@ func New(t testing.TB) *Authority {
 	return a
 }
 
-// Issue makes a certificate for this machine's loopback addresses, for either side of a connection, and gives its files with this authority as the other side's.
-func (a *Authority) Issue(t testing.TB, name string) plugins.TLSFiles {
+// Issue makes a certificate for this machine's loopback addresses and more, for either side of a connection. It gives its files, with this authority
+// as the other side's.
+func (a *Authority) Issue(t testing.TB, name string, more ...net.IP) plugins.TLSFiles {
 	t.Helper()
 	a.make(t, name, &x509.Certificate{
-		Subject: pkix.Name{CommonName: name}, DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+		Subject: pkix.Name{CommonName: name}, DNSNames: []string{"localhost"}, IPAddresses: append([]net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}, more...),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	})
 	return plugins.TLSFiles{Cert: a.file(name + ".pem"), Key: a.file(name + ".key"), CA: a.CA()}

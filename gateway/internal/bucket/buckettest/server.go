@@ -51,15 +51,14 @@ type Objects struct {
 // New gives a bucket. What the test leaves in that of TINSMITH_S3 stays there.
 func New(t testing.TB) *Server {
 	t.Helper()
-	s := &Server{Prefix: "test-" + strings.ToLower(rand.Text()), AccessKey: accessKey, SecretKey: secretKey, Bucket: "tinsmith"}
+	s := &Server{Prefix: prefix(), AccessKey: accessKey, SecretKey: secretKey, Bucket: "tinsmith"}
 	var handler http.Handler
 	if text := os.Getenv("TINSMITH_S3"); text != "" {
-		u, err := url.Parse(text)
-		if err != nil || u.User == nil {
-			t.Fatalf("TINSMITH_S3 is not http://ACCESS:SECRET@HOST:PORT/BUCKET: %v", err)
+		s = At(t, text)
+		u, err := url.Parse(s.URL)
+		if err != nil {
+			t.Fatal(err)
 		}
-		s.AccessKey, s.Bucket = u.User.Username(), strings.Trim(u.Path, "/")
-		s.SecretKey, _ = u.User.Password()
 		handler = &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { // signatures are of the host's name
 			r.Out.URL.Scheme, r.Out.URL.Host = u.Scheme, u.Host
 			r.Out.Host = r.In.Host
@@ -78,6 +77,21 @@ func New(t testing.TB) *Server {
 	s.URL = front.URL
 	return s
 }
+
+// At is the bucket of an URL like that of TINSMITH_S3, with nothing in between that could be broken.
+func At(t testing.TB, text string) *Server {
+	t.Helper()
+	u, err := url.Parse(text)
+	if err != nil || u.User == nil {
+		t.Fatalf("TINSMITH_S3 is not http://ACCESS:SECRET@HOST:PORT/BUCKET: %v", err)
+	}
+	s := &Server{URL: u.Scheme + "://" + u.Host, Prefix: prefix(), AccessKey: u.User.Username(), Bucket: strings.Trim(u.Path, "/")}
+	s.SecretKey, _ = u.User.Password()
+	return s
+}
+
+// prefix is one that no other test has.
+func prefix() string { return "test-" + strings.ToLower(rand.Text()) }
 
 // Away has every request fail, or none again.
 func (s *Server) Away(away bool) { s.away.Store(away) }
