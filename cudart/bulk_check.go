@@ -182,7 +182,7 @@ func (v *Device) checkBulkCase(c bulkCase, random *rand.Rand) (err error) {
 	if err != nil {
 		return err
 	}
-	to, shapes := y, []tile{{kProductBulk, bulkRows, bulkColumns}, {kProductBulkWide, bulkRows, wideBulkColumns}}
+	to, shapes := y, []tile{{kernel: kProductBulk, rows: bulkRows, columns: bulkColumns}, {kernel: kProductBulkWide, rows: bulkRows, columns: wideBulkColumns}}
 	if c.result == Narrow {
 		to = View{At: rounded.At, Rows: c.rows, Cols: c.columns, Stride: rounded.Stride}
 		zero := make([]byte, 2*to.Rows*to.Stride)

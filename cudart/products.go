@@ -162,9 +162,7 @@ func (j *jointLaunch) start() error {
 	if len(j.parts) == 0 {
 		return nil
 	}
-	shape, _ := j.device.bfloat16Tile(j.parts, j.transposed)
-	shape.kernel = kernelFor(shape.kernel, j.of)
-	err := j.device.productsInTiles(j.parts, shape)
+	err := j.device.productsInTiles(j.parts, j.device.fewRowsTile(j.parts, j.of, j.transposed))
 	j.parts = j.parts[:0]
 	return errors.Join(err, j.free())
 }

@@ -93,9 +93,9 @@ func (v *Device) warpgroupTile(x View, groups []RowGroup, transposed bool, colum
 		return tile{}, false
 	}
 	if wide <= narrow {
-		return tile{kProductGroupWide, groupRows, wideGroupColumns}, true
+		return tile{kernel: kProductGroupWide, rows: groupRows, columns: wideGroupColumns}, true
 	}
-	return tile{kProductGroup, groupRows, groupColumns}, true
+	return tile{kernel: kProductGroup, rows: groupRows, columns: groupColumns}, true
 }
 
 func (g *RowGroup) depth(transposed bool) int64 { return depthOf(g.Weight, transposed) }

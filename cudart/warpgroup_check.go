@@ -74,7 +74,7 @@ func (v *Device) CheckWarpgroups() error {
 	v.warpgroups = before
 	random := rand.New(rand.NewPCG(20261122, 1))
 	for _, c := range v.groupCases() {
-		shapes := []tile{{kProductGroup, groupRows, groupColumns}, {kProductGroupWide, groupRows, wideGroupColumns}}
+		shapes := []tile{{kernel: kProductGroup, rows: groupRows, columns: groupColumns}, {kernel: kProductGroupWide, rows: groupRows, columns: wideGroupColumns}}
 		if c.tail > 0 {
 			shapes = append(shapes, largestWarpTile(c.transposed))
 		}

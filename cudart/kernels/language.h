@@ -23,6 +23,8 @@
 #define KERNEL_BLOCKS(name, threads, blocks, arguments) extern "C" __attribute__((global)) void __attribute__((launch_bounds(threads, blocks))) name(const arguments a)
 // KERNEL_CLUSTER is KERNEL whose blocks run in clusters of so many, beside each other in x. clang 19 has no word for that: make.sh writes it into the PTX.
 #define KERNEL_CLUSTER(name, threads, blocks, arguments) KERNEL(name, threads, arguments)
+// KERNEL_CLUSTER_BLOCKS is both: clusters of so many, and a multiprocessor has room for so many blocks.
+#define KERNEL_CLUSTER_BLOCKS(name, threads, cluster, blocks, arguments) KERNEL_BLOCKS(name, threads, blocks, arguments)
 #define SHARED(type, name) __shared__ type name
 // Shared memory whose size the launch says.
 #define DYNAMIC_SHARED(type, name) \

@@ -8,7 +8,7 @@ import (
 	"github.com/tinsmith/tinsmith/cudart"
 )
 
-// matrix is a weight row by row, every row filled up with zeros to a multiple of 8 elements, so that each begins at a multiple of 16 bytes; or, after Options.Products of ProductsBulk, in blocks where it can be.
+// matrix is a weight row by row, every row filled up with zeros to a multiple of 8 elements, so that each begins at a multiple of 16 bytes; or, after Options.Products of ProductsBulk or ProductsClusters, in blocks where it can be.
 type matrix struct {
 	device *device
 	dtype  tensor.DType
