@@ -55,6 +55,7 @@ type part struct {
 	tail       tailRows
 	columns    int64
 	accumulate bool
+	frozen     bool // nothing writes the weights of groups, see Multiplication
 }
 
 // grid is how many tiles of rows and of columns the part has, the latter in whole clusters.
@@ -159,7 +160,7 @@ func (v *Device) product(y, x View, xType Type, groups []RowGroup, tail tailRows
 	} else if transposed {
 		shape.kernel = kProductTransposedFloat32
 	}
-	p := part{y, x, xType, groups, tail, columns, accumulate}
+	p := part{y: y, x: x, xType: xType, groups: groups, tail: tail, columns: columns, accumulate: accumulate}
 	if t != Float32 {
 		shape = v.fewRowsTile([]part{p}, t, transposed)
 	}
@@ -238,11 +239,12 @@ func (v *Device) productsInTiles(parts []part, shape tile) error {
 	return errors.Join(v.launch(shape.kernel, end, 1, 1, bytesIn(&a)), release())
 }
 
-// arguments are those of the part but for its lists.
+// arguments are those of the part but for its lists. The first group is among them also where there is a list: before kernels wait for the launch before they
+// compute where its weight lies, and then ask for nothing.
 func (p *part) arguments() C.product_arguments {
 	a := C.product_arguments{y: p.y.c(), x: p.x.c(), tail_x: p.tail.x.c(), accumulate: flag(p.accumulate), x_type: C.int32_t(p.xType), tail_type: C.int32_t(p.tail.xType)}
-	if len(p.groups) == 1 {
-		a.only = *(*C.row_group)(unsafe.Pointer(&p.groups[0]))
+	if len(p.groups) > 0 {
+		a.only, a.frozen = *(*C.row_group)(unsafe.Pointer(&p.groups[0])), flag(p.frozen && len(p.groups) == 1)
 	}
 	return a
 }

@@ -135,5 +135,5 @@ func (v *Device) productByWarpgroups(y, x View, xType Type, groups []RowGroup, t
 		defer func() { err = errors.Join(err, v.giveScratch(to.At)) }()
 		tail = tailRows{to, BFloat16}
 	}
-	return v.productInTiles(part{y, x, BFloat16, groups, tail, columns, accumulate}, shape)
+	return v.productInTiles(part{y: y, x: x, xType: BFloat16, groups: groups, tail: tail, columns: columns, accumulate: accumulate}, shape)
 }

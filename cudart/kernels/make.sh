@@ -87,8 +87,15 @@ headers() {
   "${CXX:-c++}" -std=c++17 -fsyntax-only -Wall -Wextra -Werror "${with[@]}" -isystem "$tools" -x c++ cudart/kernels/headers.hpp
   echo "as in NVIDIA's headers: $names"
 }
-# waiting puts into the PTX what cudart's dependent.go puts there when launches are to overlap.
-waiting() { awk '{ print } /^\.visible \.entry / { begins = 1 } begins && $0 == "{" { print "\tgriddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;"; begins = 0 }'; }
+# waiting FILE gives the PTX of a file with what cudart's dependent.go puts there when launches are to overlap.
+waiting() {
+  awk -v wait='\tgriddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;' 'FNR == 1 { pass++ }
+    /^\.visible \.entry / { name = $3; begins = 1 }
+    pass == 1 { if ($0 == "\t//early wait") early[name] = 1; next }
+    $0 == "\t//early wait" { print wait; next }
+    { sub(/^\t\/\/early /, "\t"); print }
+    begins && $0 == "{" { if (!(name in early)) print wait; begins = 0 }' "$1" "$1"
+}
 report() {
   local ptxas=.tools/ptxas-$ptxas_version bad=0 names
   if [ ! -x "$ptxas" ]; then
@@ -105,9 +112,10 @@ report() {
          /Used [0-9]+ registers/ { shared = 0; for (i = 1; i <= NF; i++) { if ($i == "registers,") registers = $(i-1); if ($i ~ /^smem/) shared = $(i-2) }
            printf "  %-34s %4d %6d %5d %4d\n", name, registers, shared, stack, spills }' "$made/log" | sort | tee "$made/table"
     case $a in sm_90a*)
-      waiting < "$made/$a.ptx" > "$made/waiting.ptx"
+      waiting "$made/$a.ptx" > "$made/waiting.ptx"
       "$ptxas" -arch=sm_90a -v -o /dev/null "$made/waiting.ptx" 2> "$made/waiting.log" || { cat "$made/waiting.log"; return 1; }
-      echo "$a: with dependent launches: $(grep -c griddepcontrol.wait "$made/waiting.ptx") kernels wait; bytes of spills $(awk '/bytes stack frame/ { n += $5 + $9 } END { print n + 0 }' "$made/waiting.log"), without $(awk '/bytes stack frame/ { n += $5 + $9 } END { print n + 0 }' "$made/log")" ;;
+      echo "$a: with dependent launches: $(grep -c griddepcontrol.wait "$made/waiting.ptx") kernels wait, of which" \
+        "$(grep -c 'prefetch.L2' "$made/waiting.ptx" || true) ask for weights before; bytes of spills $(awk '/bytes stack frame/ { n += $5 + $9 } END { print n + 0 }' "$made/waiting.log"), without $(awk '/bytes stack frame/ { n += $5 + $9 } END { print n + 0 }' "$made/log")" ;;
     esac
     names=$hot
     case $a in *_warpgroup) names=$hot_warpgroup ;; *_bulk) names=$hot_bulk ;; *_attention) names=$hot_attention ;; *_outer) names=outer_group ;; esac

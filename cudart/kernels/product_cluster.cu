@@ -1,10 +1,14 @@
-// Products of few rows with weights in blocks on Hopper: decoding's. A cluster of four blocks has the same rows and columns beside each other, and each tile of x comes to all four at once.
+// Products of few rows with weights in blocks on Hopper: decoding's. A cluster of four blocks has the same rows and columns beside each other, and each tile
+// of x comes to all four at once.
 //
-// With few rows a product takes the time of reading its weight, but each block of the kernels by warps reads all of x beside its columns: with 64 rows and 32 columns that is twice the weight's bytes more, through the second-level cache. Here a
-// block brings a quarter of a tile's rows and has them copied to all blocks of the cluster, so that of x the cache gives half of the weight's bytes. What is brought is counted by an mbarrier in each block; another one counts the warps of all
+// With few rows a product takes the time of reading its weight, but each block of the kernels by warps reads all of x beside its columns: with 64 rows and 32
+// columns that is twice the weight's bytes more, through the second-level cache. Here a
+// block brings a quarter of a tile's rows and has them copied to all blocks of the cluster, so that of x the cache gives half of the weight's bytes. What is
+// brought is counted by an mbarrier in each block; another one counts the warps of all
 // blocks that have left a place of the ring, before anybody fills it again.
 //
-// Rows lie as they do for the kernels by warps, row by row: a tile has 128 bytes of each, which one copy brings to where a row of the tile is, with room between rows against bank conflicts. So there is no launch that puts rows in blocks, and
+// Rows lie as they do for the kernels by warps, row by row: a tile has 128 bytes of each, which one copy brings to where a row of the tile is, with room
+// between rows against bank conflicts. So there is no launch that puts rows in blocks, and
 // adapters' products read the same rows. A weight's tile is one copy: rows of a block that lie one after another.
 //
 // Products are by warps (mma.sync), in the same ascending groups of 16, so the bits are those of product_blocks.cu.
@@ -13,7 +17,8 @@
 
 enum { CLUSTER_BLOCKS = 4 };
 
-// A block has rows × columns outputs, divided among row_warps × column_warps warps; another warp brings tiles of 64 places of the inner axis. There is room for so many of them, and for one of the tail.
+// A block has rows × columns outputs, divided among row_warps × column_warps warps; another warp brings tiles of 64 places of the inner axis. There is room
+// for so many of them, and for one of the tail.
 template <int rows_, int columns_, int row_warps, int column_warps_, int places_> struct cluster_shape {
   static constexpr int rows = rows_, columns = columns_, column_warps = column_warps_, warps = row_warps * column_warps, depth = BLOCK_SIDE, places = places_;
   static constexpr int warp_rows = rows / row_warps, warp_columns = columns / column_warps, tall = warp_rows / 16, wide = warp_columns / 8;
@@ -30,7 +35,8 @@ template <class S> struct cluster_product {
     const unsigned char *x = at + S::w_bytes;
     auto load = [&](typename P::fragments &f, int d) __attribute__((always_inline)) {
       UNROLL for (int i = 0; i < S::tall; i++) load_matrices(f.left[i], x + (row + 16 * i + lane() % 16) * S::x_row + 2 * d + lane() / 16 * 16);
-      UNROLL for (int j = 0; j < S::wide / 2; j++) load_matrices(f.right[j], at + swizzled(column + 16 * j + lane() % 8 + lane() / 16 * 8, d / 8 + lane() / 8 % 2));
+      UNROLL for (int j = 0; j < S::wide / 2; j++)
+        load_matrices(f.right[j], at + swizzled(column + 16 * j + lane() % 8 + lane() / 16 * 8, d / 8 + lane() / 8 % 2));
     };
     typename P::fragments even, odd; // those of a group are loaded while the one before is multiplied
     load(even, 0);
@@ -64,7 +70,8 @@ template <class S> struct cluster_product {
     }
   }
 
-  // bring_tail starts copying the tail's rows, or has them there rounded, and its weight; what is not there becomes zero. It is for the threads that multiply, before their first tile has come.
+  // bring_tail starts copying the tail's rows, or has them there rounded, and its weight; what is not there becomes zero. It is for the threads that
+  // multiply, before their first tile has come.
   INLINE void bring_tail(unsigned char *to, const product_arguments &a, const row_group &g, int64_t j0) {
     P::bring_rows((bfloat16 *)(to + S::w_bytes), axis_of<false>(a.tail_x, a.tail_type, g.tail, true), g.from, g.to, thread());
     const bfloat16 *w = memory<const bfloat16>(g.tail.at);
@@ -81,6 +88,8 @@ template <class S> struct cluster_product {
     mbarrier *full = (mbarrier *)(tail + S::place_bytes), *empty = full + S::places;
     const block_product own = product_of_block(all);
     const product_arguments &a = all.of[own.product];
+    ask_for_blocks<S::columns, S::places>(a.only.w, own.across * S::columns, a.frozen);
+    wait_for_launch();
     const row_group g = a.only;
     const int64_t j0 = own.across * S::columns;
     const bool mine = j0 < g.w.out; // others bring rows, and wait for nobody's sake but the cluster's

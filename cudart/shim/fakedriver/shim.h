@@ -59,6 +59,10 @@ typedef unsigned char Slot[32];
 const Slot *exchange(const void *mine, unsigned size);
 void copy_later(void *to, const void *from, bool wanted);
 void commit_copies();
+// What a thread asks for before it waits for the launch before its own goes to asked, if that is set; behind the wait there is nothing to ask for.
+extern void (*asked)(const char *kernel, const void *at, unsigned bytes);
+void ask_early(const void *at, unsigned bytes);
+void asked_enough();
 void wait_for_copies(int newest);
 // A matrix in shared memory: where it begins and the two offsets of its descriptor; down tells its major axis.
 struct Matrix {
@@ -125,6 +129,10 @@ static inline uint32_t add_shared(uint32_t *to, uint32_t v) {
 }
 static inline void copy_async(void *to, const void *from, bool wanted) { shim::copy_later(to, from, wanted); }
 static inline void copy_async_streamed(void *to, const void *from, bool wanted) { shim::copy_later(to, from, wanted); }
+static inline void ask_early(const void *at, unsigned bytes, bool wanted) {
+  if (wanted) shim::ask_early(at, bytes);
+}
+static inline void wait_for_launch() { shim::asked_enough(); }
 static inline void copy_async_commit() { shim::commit_copies(); }
 template <int newest> static inline void copy_async_wait() { shim::wait_for_copies(newest); }
 
