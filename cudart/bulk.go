@@ -30,6 +30,8 @@ const (
 	kProductBulkTransposed   = kProductBulk + 2
 	kProductBulkGated        = kProductBulk + 4
 	kNarrowBlocks            = kProductBulk + 5
+	kProductCluster          = kProductBulk + 6 // of each of clusterShapes
+	kBehindClusters          = kProductCluster + 4
 )
 
 // What blocks of the kernels have.
@@ -58,8 +60,12 @@ var bulkKernels = func() (table []kernel) {
 		}
 	}
 	narrow, wide := bulkShared(bulkColumns, bulkPlaces), bulkShared(wideBulkColumns, wideBulkPlaces)
-	return append(table, kernel{"product_bulk", bulkThreads, narrow}, kernel{"product_bulk_wide", bulkThreads, wide}, kernel{"product_bulk_transposed", bulkThreads, narrow},
+	table = append(table, kernel{"product_bulk", bulkThreads, narrow}, kernel{"product_bulk_wide", bulkThreads, wide}, kernel{"product_bulk_transposed", bulkThreads, narrow},
 		kernel{"product_bulk_transposed_wide", bulkThreads, wide}, kernel{"product_bulk_gated", bulkThreads, wide}, kernel{"narrow_blocks", 256, 0})
+	for _, s := range clusterShapes {
+		table = append(table, s.kernel())
+	}
+	return table
 }()
 
 // Bulk says whether the device has what products by bulk copies take: Hopper does.
@@ -113,9 +119,9 @@ func (v *Device) bulkTile(y, x View, groups []RowGroup, transposed bool) (tile, 
 		return tile{}, false
 	}
 	rounds := func(width int64) int64 { return (pairs*((columns+width-1)/width) + clusters - 1) / clusters }
-	shape := tile{kProductBulk, bulkRows, bulkColumns}
+	shape := tile{kernel: kProductBulk, rows: bulkRows, columns: bulkColumns}
 	if 8*rounds(wideBulkColumns) <= 5*rounds(bulkColumns) { // as for warpgroups
-		shape = tile{kProductBulkWide, bulkRows, wideBulkColumns}
+		shape = tile{kernel: kProductBulkWide, rows: bulkRows, columns: wideBulkColumns}
 	}
 	if transposed {
 		shape.kernel += kProductBulkTransposed - kProductBulk

@@ -170,9 +170,9 @@ func (v *Device) checkBulkCase(c bulkCase, random *rand.Rand) (err error) {
 	group := func(w, tail Weight) []RowGroup { return []RowGroup{{To: c.rows, Weight: w, tail: tail}} }
 	warps := largestWarpTile(c.transposed)
 	want, err := o.result(y, before, func() error {
-		err := v.productInTiles(part{y, x, c.xType, group(byRows, Weight{}), tailRows{}, c.columns, c.accumulate}, warps)
+		err := v.productInTiles(part{y, x, c.xType, group(byRows, Weight{}), tailRows{}, c.columns, c.accumulate, false}, warps)
 		if err == nil && c.tail > 0 {
-			err = v.productInTiles(part{y, tail.x, tail.xType, group(tailWeight, Weight{}), tailRows{}, c.columns, true}, warps)
+			err = v.productInTiles(part{y, tail.x, tail.xType, group(tailWeight, Weight{}), tailRows{}, c.columns, true, false}, warps)
 		}
 		if err == nil && c.result == Add {
 			err = v.Add(y, add)
@@ -182,7 +182,7 @@ func (v *Device) checkBulkCase(c bulkCase, random *rand.Rand) (err error) {
 	if err != nil {
 		return err
 	}
-	to, shapes := y, []tile{{kProductBulk, bulkRows, bulkColumns}, {kProductBulkWide, bulkRows, wideBulkColumns}}
+	to, shapes := y, []tile{{kernel: kProductBulk, rows: bulkRows, columns: bulkColumns}, {kernel: kProductBulkWide, rows: bulkRows, columns: wideBulkColumns}}
 	if c.result == Narrow {
 		to = View{At: rounded.At, Rows: c.rows, Cols: c.columns, Stride: rounded.Stride}
 		zero := make([]byte, 2*to.Rows*to.Stride)
@@ -214,7 +214,7 @@ func (v *Device) checkBulkCase(c bulkCase, random *rand.Rand) (err error) {
 		shape := warpTile(i, c.transposed)
 		shape.kernel = kernelFor(shape.kernel, BFloat16Blocks)
 		got, err := o.result(y, before, func() error {
-			return v.productInTiles(part{y, x, c.xType, group(inBlocks, tailWeight), tail, c.columns, c.accumulate}, shape)
+			return v.productInTiles(part{y, x, c.xType, group(inBlocks, tailWeight), tail, c.columns, c.accumulate, false}, shape)
 		})
 		if err != nil {
 			return err

@@ -23,20 +23,23 @@ func TestBulkTable(t *testing.T) {
 		have[m[1]], _ = strconv.Atoi(m[2])
 		clusters[m[1]] = m[3]
 	}
-	if len(have) != len(bulkKernels) || kBulk+len(bulkKernels) > kWarpgroup+40 || kNarrowBlocks != kBulk+len(bulkKernels)-1 {
+	if len(have) != len(bulkKernels) || kBulk+len(bulkKernels) > kWarpgroup+40 || kBehindClusters != kBulk+len(bulkKernels) {
 		t.Errorf("%d kernels in the PTX, %d in the table, which begins at %d", len(have), len(bulkKernels), kBulk)
 	}
 	for _, k := range bulkKernels {
 		want := ""
-		if strings.HasPrefix(k.name, "product_bulk") {
+		switch {
+		case strings.HasPrefix(k.name, "product_bulk"):
 			want = "2, 1, 1"
+		case strings.HasPrefix(k.name, "product_cluster"):
+			want = "4, 1, 1"
 		}
 		if have[k.name] != k.threads || clusters[k.name] != want {
 			t.Errorf("kernel %s: %d threads in the table, %d in the PTX; clusters of %q, want %q", k.name, k.threads, have[k.name], clusters[k.name], want)
 		}
 	}
 	for number, name := range map[int]string{kProductBlocksTransposed: "product_blocks_transposed_16x32", kRoutedBlocks: "routed_blocks_16x32", kRoutedBlocksTransposed + 2: "routed_blocks_transposed_128x128",
-		kProductBulkWide: "product_bulk_wide", kProductBulkTransposed: "product_bulk_transposed", kProductBulkGated: "product_bulk_gated", kNarrowBlocks: "narrow_blocks"} {
+		kProductBulkWide: "product_bulk_wide", kProductBulkTransposed: "product_bulk_transposed", kProductBulkGated: "product_bulk_gated", kNarrowBlocks: "narrow_blocks", kProductCluster: "product_cluster_16x32", kBehindClusters - 1: "product_cluster_64x64"} {
 		if kernelOf(number).name != name {
 			t.Errorf("number %d is %s, want %s", number, kernelOf(number).name, name)
 		}

@@ -4,7 +4,7 @@
 //
 // The kernels are CUDA C++ in kernels, compiled to PTX beforehand (make kernels) and by the driver for the device that is there. The folder shim runs the same text on a
 // processor, behind a driver of its own, and that is how they are tested without a GPU. Products by warpgroups, for Hopper, are a module of their own that a device uses on request (UseWarpgroups), and
-// that can be compared with the other products on the device itself (CheckWarpgroups). So can weights in blocks, whose products bulk copies feed (UseBulk, CheckBulk), attention by warpgroups (UseGroupAttention, CheckGroupAttention), gradients of adapters on tensor cores (UseOuterGroups, CheckOuterGroups),
+// that can be compared with the other products on the device itself (CheckWarpgroups). So can weights in blocks, whose products bulk copies feed (UseBulk, CheckBulk), products of few rows with these by clusters (UseClusters, CheckClusters), attention by warpgroups (UseGroupAttention, CheckGroupAttention), gradients of adapters on tensor cores (UseOuterGroups, CheckOuterGroups),
 // and products by cuBLASLt (UseCuBLASLt, CheckCuBLASLt), which like NCCL is loaded when it is asked for.
 package cudart
 

@@ -12,13 +12,24 @@ import (
 )
 
 // Dependent launches: within a graph a kernel's blocks are placed while the kernel before it still runs, and wait there until it has ended, so that the time between the end of one and the beginning of the next is hidden (programmatic
-// dependent launches of Hopper). Every kernel waits before it does anything, so that what it sees is what it would see without, and so are its bits. The two instructions for it are no different from kernel to kernel, and none of the
-// kernels' sources knows of them: they are put into the PTX when it is loaded.
+// dependent launches of Hopper). Every kernel waits before it reads or writes anything, so that what it sees is what it would see without, and so are its
+// bits. The two instructions for it are no different from kernel to kernel: they are
+// put into the PTX when it is loaded, before a kernel's first instruction.
+//
+// Products of few rows do one thing before: they ask for their first weights, which nothing writes, so that the second-level cache has them when the wait is
+// over. Their sources say so (ask_early and wait_for_launch in kernels/language.h), in
+// comments of the PTX that become instructions here, and say where the wait is.
 //
 // The order of the two matters. A kernel first waits, then lets the next one be placed: so at most two are on the device, and one that has not all of its blocks there yet never waits for room that another one holds.
 const waitThenLetIn = "\tgriddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;\n"
 
-// waiting puts the wait before the first instruction of every kernel of a module.
+// What kernels have in comments: instructions, and where the wait is.
+const (
+	earlyMark = "\t//early "
+	earlyWait = earlyMark + "wait\n"
+)
+
+// waiting puts the wait into every kernel of a module: before its first instruction or, in one that asks for memory before, where it says.
 func waiting(text []byte) []byte {
 	entry, open := []byte(".entry "), []byte("\n{\n")
 	out := make([]byte, 0, len(text)+len(text)/64)
@@ -32,8 +43,18 @@ func waiting(text []byte) []byte {
 			return append(out, text...)
 		}
 		end := at + body + len(open)
-		out = append(append(out, text[:end]...), waitThenLetIn...)
+		out = append(out, text[:end]...)
 		text = text[end:]
+		own := text // of the kernel, to where the next one begins
+		if next := bytes.Index(text, entry); next >= 0 {
+			own = text[:next]
+		}
+		if !bytes.Contains(own, []byte(earlyWait)) {
+			out = append(out, waitThenLetIn...)
+			continue
+		}
+		text = text[len(own):]
+		out = append(out, bytes.ReplaceAll(bytes.Replace(own, []byte(earlyWait), []byte(waitThenLetIn), 1), []byte(earlyMark), []byte("\t"))...)
 	}
 }
 

@@ -104,7 +104,8 @@ func (s *dependentSeries) pass() error {
 			return err
 		}
 		for i := range dependentProducts {
-			if err := s.v.Product(y, x, Float32, []RowGroup{{To: x.Rows, Weight: s.weights[i%2]}}, BFloat16, i%3 == 2, false); err != nil {
+			m := Multiplication{Y: y, X: x, XType: Float32, Groups: []RowGroup{{To: x.Rows, Weight: s.weights[i%2]}}, Type: BFloat16, Transposed: i%3 == 2, Frozen: true}
+			if err := errors.Join(s.v.Products([]Multiplication{m}), s.v.ShareRows(View{}, Float32)); err != nil {
 				return err
 			}
 			x, y = y, x

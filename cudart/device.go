@@ -28,6 +28,7 @@ type Device struct {
 	shared          int  // most dynamic shared memory of a block, bytes
 	warpgroups      bool // products of many rows use them; their module has been loaded
 	bulk            bool // the module for weights in blocks has been loaded
+	clusters        bool // products of few rows with these are by clusters
 	outerGroups     bool // the module for outer products by groups of rows has been loaded
 	groupAttention  bool // attention of many rows uses warpgroups; its module has been loaded
 	rows            sharedRows

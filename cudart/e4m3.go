@@ -170,7 +170,7 @@ func kernelFor(k int, t Type) int {
 	return k - kProduct + product
 }
 
-// byWarps tells whether kernel k is one of products of several parts.
+// byWarps tells whether kernel k is one of products of several parts, by warps of blocks or of clusters.
 func byWarps(k int) bool {
-	return k >= kProduct && k < kAttention || k >= kProductE4M3 && k < kRoutedE4M3 || k >= kProductBlocks && k < kRoutedBlocks
+	return k >= kProduct && k < kAttention || k >= kProductE4M3 && k < kRoutedE4M3 || k >= kProductBlocks && k < kRoutedBlocks || k >= kProductCluster && k < kBehindClusters
 }

@@ -119,9 +119,9 @@ const (
 func (t *ExpertTable) routedTile(rows int64, of Type, transposed bool) tile {
 	if of == Float32 {
 		if transposed {
-			return tile{kRoutedTransposedFloat32, 64, 64}
+			return tile{kernel: kRoutedTransposedFloat32, rows: 64, columns: 64}
 		}
-		return tile{kRoutedFloat32, 64, 64}
+		return tile{kernel: kRoutedFloat32, rows: 64, columns: 64}
 	}
 	shape, average := 0, rows/max(1, min(rows, t.To-t.From))
 	if average > someRouted {
@@ -129,7 +129,7 @@ func (t *ExpertTable) routedTile(rows int64, of Type, transposed bool) tile {
 	} else if average > fewRouted {
 		shape = 1
 	}
-	s := tile{kRouted + shape, int64(routedShapes[shape].rows), int64(routedShapes[shape].columns)}
+	s := tile{kernel: kRouted + shape, rows: int64(routedShapes[shape].rows), columns: int64(routedShapes[shape].columns)}
 	if transposed {
 		s.kernel += kRoutedTransposed - kRouted
 	}

@@ -16,6 +16,7 @@ import (
 type tile struct {
 	kernel        int
 	rows, columns int64
+	cluster       int64 // how many blocks beside each other share rows; 0: none do
 }
 
 // warpShape is a shape of product_bfloat16.cu: the tile, the threads of a block, and how deep and how many the tiles of x and of w are that it has room for.
@@ -37,7 +38,7 @@ func (s warpShape) kernel(name string, transposed bool) kernel {
 
 // warpTile is the tile of shape i.
 func warpTile(i int, transposed bool) tile {
-	t := tile{kProduct + i, int64(warpShapes[i].rows), int64(warpShapes[i].columns)}
+	t := tile{kernel: kProduct + i, rows: int64(warpShapes[i].rows), columns: int64(warpShapes[i].columns)}
 	if transposed {
 		t.kernel += kProductTransposed - kProduct
 	}
@@ -54,14 +55,16 @@ type part struct {
 	tail       tailRows
 	columns    int64
 	accumulate bool
+	frozen     bool // nothing writes the weights of groups, see Multiplication
 }
 
-// grid is how many tiles of rows and of columns the part has.
+// grid is how many tiles of rows and of columns the part has, the latter in whole clusters.
 func (p *part) grid(t tile) (down, across int64) {
 	for _, g := range p.groups {
 		down += (g.To - g.From + t.rows - 1) / t.rows
 	}
-	return down, (p.columns + t.columns - 1) / t.columns
+	wide := t.columns * max(1, t.cluster)
+	return down, (p.columns + wide - 1) / wide * max(1, t.cluster)
 }
 
 // bfloat16Tile chooses among kernels of equal bits, those by warps. A block reads a row of x and of w for each of its rows and columns, through its multiprocessor's share of the second-level cache; the multiprocessor with
@@ -98,7 +101,7 @@ const (
 // Product is y = x · wᵀ for the rows of every group, or y += x · wᵀ with accumulate: rows of x (float32, or the weights' type t) with every row of w. Transposed, it is x · w: rows of x
 // with every column of w. Other rows, and columns beyond a group's weight, stay as they are. An element is one chain over the inner axis in ascending order that begins with what y
 // holds or with zero; weights of bfloat16, and in eight bits, round x and take 16 steps at once, in
-// warps or, after UseWarpgroups, in warpgroups where there are many rows, or after UseCuBLASLt as that library does; of BFloat16Blocks by bulk copies where there are many. No row may be in two groups.
+// warps or, after UseWarpgroups, in warpgroups where there are many rows, or after UseCuBLASLt as that library does; of BFloat16Blocks by bulk copies where there are many or, after UseClusters, few. No row may be in two groups.
 func (v *Device) Product(y, x View, xType Type, groups []RowGroup, t Type, transposed, accumulate bool) error {
 	return v.product(y, x, xType, groups, tailRows{}, t, transposed, accumulate)
 }
@@ -116,7 +119,7 @@ func (v *Device) product(y, x View, xType Type, groups []RowGroup, tail tailRows
 	if rows == 0 || columns == 0 {
 		return nil
 	}
-	shape := tile{kProductFloat32, 64, 64}
+	shape := tile{kernel: kProductFloat32, rows: 64, columns: 64}
 	if t == BFloat16Blocks {
 		if shape, ok := v.bulkTile(y, x, groups, transposed); ok {
 			err := v.productByBulk(bulkProduct{y: y, x: x, xType: xType, w: groups[0].Weight, tail: tail, tailWeight: groups[0].tail, transposed: transposed, accumulate: accumulate}, shape)
@@ -157,10 +160,9 @@ func (v *Device) product(y, x View, xType Type, groups []RowGroup, tail tailRows
 	} else if transposed {
 		shape.kernel = kProductTransposedFloat32
 	}
-	p := part{y, x, xType, groups, tail, columns, accumulate}
+	p := part{y: y, x: x, xType: xType, groups: groups, tail: tail, columns: columns, accumulate: accumulate}
 	if t != Float32 {
-		shape, _ = v.bfloat16Tile([]part{p}, transposed)
-		shape.kernel = kernelFor(shape.kernel, t)
+		shape = v.fewRowsTile([]part{p}, t, transposed)
 	}
 	return v.productInTiles(p, shape)
 }
@@ -237,11 +239,12 @@ func (v *Device) productsInTiles(parts []part, shape tile) error {
 	return errors.Join(v.launch(shape.kernel, end, 1, 1, bytesIn(&a)), release())
 }
 
-// arguments are those of the part but for its lists.
+// arguments are those of the part but for its lists. The first group is among them also where there is a list: before kernels wait for the launch before they
+// compute where its weight lies, and then ask for nothing.
 func (p *part) arguments() C.product_arguments {
 	a := C.product_arguments{y: p.y.c(), x: p.x.c(), tail_x: p.tail.x.c(), accumulate: flag(p.accumulate), x_type: C.int32_t(p.xType), tail_type: C.int32_t(p.tail.xType)}
-	if len(p.groups) == 1 {
-		a.only = *(*C.row_group)(unsafe.Pointer(&p.groups[0]))
+	if len(p.groups) > 0 {
+		a.only, a.frozen = *(*C.row_group)(unsafe.Pointer(&p.groups[0])), flag(p.frozen && len(p.groups) == 1)
 	}
 	return a
 }

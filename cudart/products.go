@@ -22,6 +22,9 @@ type Multiplication struct {
 	Tail                   Tail
 	Type                   Type // of the weights
 	Transposed, Accumulate bool
+	// Frozen says that nothing in the stream writes the weights of Groups: of few rows they may be asked for before launches before this one have ended
+	// (UseDependentLaunches). A Tail's are not meant.
+	Frozen bool
 }
 
 // mostProducts is how many a launch has room for.
@@ -85,7 +88,7 @@ func (v *Device) shareRows(x View, xType Type) error {
 
 // jointPart gives a product as a part of a launch; false if it is to have one of its own: it is not for the kernels by warps, or for them in more launches than one.
 func (v *Device) jointPart(m *Multiplication) (p part, ok bool) {
-	p = part{y: m.Y, x: m.X, xType: m.XType, groups: m.Groups, columns: widest(m.Groups, m.Transposed), accumulate: m.Accumulate}
+	p = part{y: m.Y, x: m.X, xType: m.XType, groups: m.Groups, columns: widest(m.Groups, m.Transposed), accumulate: m.Accumulate, frozen: m.Frozen}
 	rows := int64(0)
 	for i := range m.Groups {
 		g := &m.Groups[i]
@@ -162,9 +165,7 @@ func (j *jointLaunch) start() error {
 	if len(j.parts) == 0 {
 		return nil
 	}
-	shape, _ := j.device.bfloat16Tile(j.parts, j.transposed)
-	shape.kernel = kernelFor(shape.kernel, j.of)
-	err := j.device.productsInTiles(j.parts, shape)
+	err := j.device.productsInTiles(j.parts, j.device.fewRowsTile(j.parts, j.of, j.transposed))
 	j.parts = j.parts[:0]
 	return errors.Join(err, j.free())
 }

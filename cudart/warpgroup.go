@@ -93,9 +93,9 @@ func (v *Device) warpgroupTile(x View, groups []RowGroup, transposed bool, colum
 		return tile{}, false
 	}
 	if wide <= narrow {
-		return tile{kProductGroupWide, groupRows, wideGroupColumns}, true
+		return tile{kernel: kProductGroupWide, rows: groupRows, columns: wideGroupColumns}, true
 	}
-	return tile{kProductGroup, groupRows, groupColumns}, true
+	return tile{kernel: kProductGroup, rows: groupRows, columns: groupColumns}, true
 }
 
 func (g *RowGroup) depth(transposed bool) int64 { return depthOf(g.Weight, transposed) }
@@ -135,5 +135,5 @@ func (v *Device) productByWarpgroups(y, x View, xType Type, groups []RowGroup, t
 		defer func() { err = errors.Join(err, v.giveScratch(to.At)) }()
 		tail = tailRows{to, BFloat16}
 	}
-	return v.productInTiles(part{y, x, BFloat16, groups, tail, columns, accumulate}, shape)
+	return v.productInTiles(part{y: y, x: x, xType: BFloat16, groups: groups, tail: tail, columns: columns, accumulate: accumulate}, shape)
 }

@@ -74,7 +74,7 @@ func (v *Device) CheckWarpgroups() error {
 	v.warpgroups = before
 	random := rand.New(rand.NewPCG(20261122, 1))
 	for _, c := range v.groupCases() {
-		shapes := []tile{{kProductGroup, groupRows, groupColumns}, {kProductGroupWide, groupRows, wideGroupColumns}}
+		shapes := []tile{{kernel: kProductGroup, rows: groupRows, columns: groupColumns}, {kernel: kProductGroupWide, rows: groupRows, columns: wideGroupColumns}}
 		if c.tail > 0 {
 			shapes = append(shapes, largestWarpTile(c.transposed))
 		}
@@ -180,12 +180,12 @@ func (v *Device) checkGroupCase(c groupCase, random *rand.Rand, shapes []tile) (
 			for i := range whole {
 				whole[i].tail = Weight{}
 			}
-			err = v.productInTiles(part{y, x, c.xType, whole, tailRows{}, c.columns, c.accumulate}, shape)
+			err = v.productInTiles(part{y, x, c.xType, whole, tailRows{}, c.columns, c.accumulate, false}, shape)
 			if err == nil && len(tails) > 0 {
-				err = v.productInTiles(part{y, second.x, second.xType, tails, tailRows{}, c.columns, true}, shape)
+				err = v.productInTiles(part{y, second.x, second.xType, tails, tailRows{}, c.columns, true, false}, shape)
 			}
 		case shape.kernel < kWarpgroup:
-			err = v.productInTiles(part{y, x, c.xType, groups, second, c.columns, c.accumulate}, shape)
+			err = v.productInTiles(part{y, x, c.xType, groups, second, c.columns, c.accumulate, false}, shape)
 		default:
 			err = v.productByWarpgroups(y, x, c.xType, groups, second, shape, c.columns, c.transposed, c.accumulate)
 		}

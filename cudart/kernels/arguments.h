@@ -114,8 +114,9 @@ typedef struct { view dgate, dup, dy, gate, up; int32_t from_type, reserved; } s
 // Of a clamped gated product, see tensor.SinkDevice.
 typedef struct { swiglu_arguments of; float alpha, limit; } swiglu_clamped_arguments;
 typedef struct { swiglu_backward_arguments of; float alpha, limit; } swiglu_clamped_backward_arguments;
-// y (+)= x · wᵀ, or x · w when transposed, for groups of rows. x has x_type, w the type of the kernel. Without tiles there is one group, only.
-typedef struct { view y, x, tail_x; row_group only; uint64_t groups, tiles; int32_t accumulate, x_type, tail_type, reserved; } product_arguments;
+// y (+)= x · wᵀ, or x · w when transposed, for groups of rows. x has x_type, w the type of the kernel. Without tiles there is one group, only. frozen says
+// so, and that no launch writes its w: it may be asked for while others run.
+typedef struct { view y, x, tail_x; row_group only; uint64_t groups, tiles; int32_t accumulate, x_type, tail_type, frozen; } product_arguments;
 // The blocks of one of several products in a launch end before end, and begin where those of the one before end. A tile of columns has down of them, one for each tile of rows; the next tile of columns follows.
 typedef struct { int32_t end, down; } product_blocks;
 // Products in one launch, none of which reads or writes what another writes. Places that are not used have no blocks.

@@ -49,3 +49,12 @@ template <int n> INLINE void take_registers() { asm volatile("setmaxnreg.inc.syn
 template <int n> INLINE void leave_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n)); }
 
 #endif
+
+// A place of a ring of tiles in shared memory, and which turn of it this is.
+template <int places> struct bulk_ring {
+  int place;
+  unsigned parity;
+  INLINE_MEMBER void go_on() {
+    if (++place == places) place = 0, parity ^= 1;
+  }
+};

@@ -23,6 +23,8 @@
 #define KERNEL_BLOCKS(name, threads, blocks, arguments) extern "C" __attribute__((global)) void __attribute__((launch_bounds(threads, blocks))) name(const arguments a)
 // KERNEL_CLUSTER is KERNEL whose blocks run in clusters of so many, beside each other in x. clang 19 has no word for that: make.sh writes it into the PTX.
 #define KERNEL_CLUSTER(name, threads, blocks, arguments) KERNEL(name, threads, arguments)
+// KERNEL_CLUSTER_BLOCKS is both: clusters of so many, and a multiprocessor has room for so many blocks.
+#define KERNEL_CLUSTER_BLOCKS(name, threads, cluster, blocks, arguments) KERNEL_BLOCKS(name, threads, blocks, arguments)
 #define SHARED(type, name) __shared__ type name
 // Shared memory whose size the launch says.
 #define DYNAMIC_SHARED(type, name) \
@@ -80,6 +82,17 @@ INLINE void copy_async_streamed(void *to, const void *from, bool wanted) {
 INLINE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // copy_async_wait returns when all but the newest groups of the calling thread have arrived.
 template <int newest> INLINE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(newest) : "memory"); }
+
+// Where launches overlap a kernel waits for the one before it: behind wait_for_launch, or before anything else where its source has no such word. Before that
+// it may read its arguments, compute, and have ask_early bring memory that nobody writes
+// to the second-level cache, so many bytes of it, if that is wanted; address and bytes are multiples of 16. All threads do so in a straight line. In the PTX
+// both words are comments, which become instructions where launches overlap (dependent.go):
+// elsewhere nothing is asked for, and the assembler drops what computes the address.
+INLINE void ask_early(const void *at, unsigned bytes, bool wanted) {
+  asm volatile("//early {\n\t//early .reg .pred wanted;\n\t//early setp.ne.u32 wanted, %2, 0;\n"
+               "\t//early @wanted cp.async.bulk.prefetch.L2.global [%0], %1;\n\t//early }" ::"l"(at), "r"(bytes), "r"((unsigned)wanted));
+}
+INLINE void wait_for_launch() { asm volatile("//early wait" ::: "memory"); }
 
 // load_matrices reads four 8 × 8 matrices of 16-bit elements from shared memory; lane l names row l%8 of matrix l/8. A lane receives elements (l/4, 2(l%4)) and the next one of
 // each matrix; transposed, elements (2(l%4), l/4) and (2(l%4)+1, l/4).

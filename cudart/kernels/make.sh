@@ -19,7 +19,7 @@ flags="-x cuda --cuda-device-only -nocudainc -nocudalib -std=c++17 -O3 -S -Wall 
 # What a model in bfloat16 spends its time in, but tensor_attention_256, which spills 32 bytes beside its 128 sums of each thread, outside of its loop over pages. Attention and products in float32 are for tests and for float32 models: on sm_80 attention_backward_queries_256 spills some bytes, and may.
 hot="draw_tokens narrow_rows product_16x32 product_32x32 product_64x32 product_64x96 product_128x128 product_transposed_16x32 product_transposed_32x32 product_transposed_64x32 product_transposed_64x96 product_transposed_128x128 routed_16x32 routed_64x96 routed_128x128 routed_transposed_16x32 routed_transposed_64x96 routed_transposed_128x128 outer_product outer_routed attention_64 attention_128 attention_few_64 attention_few_128 tensor_attention_64 tensor_attention_128 tensor_attention_few_64 tensor_attention_few_128 tensor_attention_few_256 tensor_attention_part_64 tensor_attention_part_128 tensor_attention_part_256 tensor_attention_backward_keys_64 tensor_attention_backward_keys_128 tensor_attention_backward_keys_256 tensor_attention_backward_queries_64 tensor_attention_backward_queries_128 tensor_attention_backward_queries_256 delta_rule_128 delta_within delta_across delta_gradients conv conv_backward sink swiglu_clamped swiglu_clamped_backward add_routed add_routed_backward gated_norm_narrow gated_norm_backward_narrow product_e4m3_16x32 product_e4m3_32x32 product_e4m3_64x32 product_e4m3_64x96 product_e4m3_128x128 product_e4m3_transposed_16x32 product_e4m3_transposed_32x32 product_e4m3_transposed_64x32 product_e4m3_transposed_64x96 product_e4m3_transposed_128x128 routed_e4m3_16x32 routed_e4m3_64x96 routed_e4m3_128x128 routed_e4m3_transposed_16x32 routed_e4m3_transposed_64x96 routed_e4m3_transposed_128x128"
 hot_warpgroup="product_group product_group_wide product_group_transposed product_group_transposed_wide"
-hot_bulk="narrow_blocks product_bulk product_bulk_wide product_bulk_transposed product_bulk_transposed_wide product_bulk_gated product_blocks_16x32 product_blocks_32x32 product_blocks_64x32 product_blocks_64x96 product_blocks_128x128 product_blocks_transposed_16x32 product_blocks_transposed_32x32 product_blocks_transposed_64x32 product_blocks_transposed_64x96 product_blocks_transposed_128x128 routed_blocks_16x32 routed_blocks_64x96 routed_blocks_128x128 routed_blocks_transposed_16x32 routed_blocks_transposed_64x96 routed_blocks_transposed_128x128"
+hot_bulk="narrow_blocks product_bulk product_bulk_wide product_bulk_transposed product_bulk_transposed_wide product_bulk_gated product_cluster_16x32 product_cluster_32x32 product_cluster_64x32 product_cluster_64x64 product_blocks_16x32 product_blocks_32x32 product_blocks_64x32 product_blocks_64x96 product_blocks_128x128 product_blocks_transposed_16x32 product_blocks_transposed_32x32 product_blocks_transposed_64x32 product_blocks_transposed_64x96 product_blocks_transposed_128x128 routed_blocks_16x32 routed_blocks_64x96 routed_blocks_128x128 routed_blocks_transposed_16x32 routed_blocks_transposed_64x96 routed_blocks_transposed_128x128"
 hot_attention="group_attention_64 group_attention_128 group_attention_backward_keys_64 group_attention_backward_keys_128 group_attention_backward_queries_64 group_attention_backward_queries_128"
 shared_by_two="product_group product_group_transposed" # their blocks of 256 threads share a multiprocessor
 clang=${CLANG:-clang++-19}
@@ -27,8 +27,8 @@ folder=cudart/ptx
 
 hash() { { printf '%s %s %s\n' "$clang_version" "$1" "$flags"; (cd cudart/kernels && sha256sum ./*.cu ./*.h); } | sha256sum | cut -d' ' -f1; }
 architecture_of() { local a=${1%_warpgroup}; a=${a%_bulk}; a=${a%_outer}; echo "${a%_attention}"; }
-# clustered writes into the PTX of a module which kernels run in clusters (KERNEL_CLUSTER): clang 19 has no word for it. In the module of bulk copies theirs are the only blocks of so many threads.
-clustered() { case $1 in *_bulk) ;; *) cat; return ;; esac; sed -E 's|^\.maxntid 384, 1, 1( .*)?$|&\n.reqnctapercluster 2, 1, 1|'; }
+# clustered writes into the PTX of a module which kernels run in clusters (KERNEL_CLUSTER): clang 19 has no word for it. In the module of bulk copies theirs are the only blocks of so many threads: 384 in clusters of two, 96 and 160 in clusters of four.
+clustered() { case $1 in *_bulk) ;; *) cat; return ;; esac; sed -E 's/^\.maxntid 384, 1, 1( .*)?$/&\n.reqnctapercluster 2, 1, 1/; s/^\.maxntid (96|160), 1, 1( .*)?$/&\n.reqnctapercluster 4, 1, 1/'; }
 # compile MODULE TO
 compile() {
   local source=kernels.cu
@@ -87,8 +87,15 @@ headers() {
   "${CXX:-c++}" -std=c++17 -fsyntax-only -Wall -Wextra -Werror "${with[@]}" -isystem "$tools" -x c++ cudart/kernels/headers.hpp
   echo "as in NVIDIA's headers: $names"
 }
-# waiting puts into the PTX what cudart's dependent.go puts there when launches are to overlap.
-waiting() { awk '{ print } /^\.visible \.entry / { begins = 1 } begins && $0 == "{" { print "\tgriddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;"; begins = 0 }'; }
+# waiting FILE gives the PTX of a file with what cudart's dependent.go puts there when launches are to overlap.
+waiting() {
+  awk -v wait='\tgriddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;' 'FNR == 1 { pass++ }
+    /^\.visible \.entry / { name = $3; begins = 1 }
+    pass == 1 { if ($0 == "\t//early wait") early[name] = 1; next }
+    $0 == "\t//early wait" { print wait; next }
+    { sub(/^\t\/\/early /, "\t"); print }
+    begins && $0 == "{" { if (!(name in early)) print wait; begins = 0 }' "$1" "$1"
+}
 report() {
   local ptxas=.tools/ptxas-$ptxas_version bad=0 names
   if [ ! -x "$ptxas" ]; then
@@ -105,9 +112,10 @@ report() {
          /Used [0-9]+ registers/ { shared = 0; for (i = 1; i <= NF; i++) { if ($i == "registers,") registers = $(i-1); if ($i ~ /^smem/) shared = $(i-2) }
            printf "  %-34s %4d %6d %5d %4d\n", name, registers, shared, stack, spills }' "$made/log" | sort | tee "$made/table"
     case $a in sm_90a*)
-      waiting < "$made/$a.ptx" > "$made/waiting.ptx"
+      waiting "$made/$a.ptx" > "$made/waiting.ptx"
       "$ptxas" -arch=sm_90a -v -o /dev/null "$made/waiting.ptx" 2> "$made/waiting.log" || { cat "$made/waiting.log"; return 1; }
-      echo "$a: with dependent launches: $(grep -c griddepcontrol.wait "$made/waiting.ptx") kernels wait; bytes of spills $(awk '/bytes stack frame/ { n += $5 + $9 } END { print n + 0 }' "$made/waiting.log"), without $(awk '/bytes stack frame/ { n += $5 + $9 } END { print n + 0 }' "$made/log")" ;;
+      echo "$a: with dependent launches: $(grep -c griddepcontrol.wait "$made/waiting.ptx") kernels wait, of which" \
+        "$(grep -c 'prefetch.L2' "$made/waiting.ptx" || true) ask for weights before; bytes of spills $(awk '/bytes stack frame/ { n += $5 + $9 } END { print n + 0 }' "$made/waiting.log"), without $(awk '/bytes stack frame/ { n += $5 + $9 } END { print n + 0 }' "$made/log")" ;;
     esac
     names=$hot
     case $a in *_warpgroup) names=$hot_warpgroup ;; *_bulk) names=$hot_bulk ;; *_attention) names=$hot_attention ;; *_outer) names=outer_group ;; esac

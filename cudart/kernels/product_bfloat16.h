@@ -56,6 +56,20 @@ template <class S, bool transposed, int lie = BY_ROWS> struct product_bf16 {
     }
   }
 
+  // ask_for_weights asks for the tiles that the block brings first, of columns from j0 on: those that it has places for. A thread asks for a row of them or,
+  // in blocks, for 32 rows of a tile, which lie one after another.
+  INLINE void ask_for_weights(const product_arguments &a, int64_t j0) {
+    const weight &w = a.only.w;
+    if constexpr (lie == BY_ROWS) {
+      static_assert(S::columns <= S::threads, "each row has a thread");
+      constexpr int most = S::w_places * S::depth;
+      const int64_t row = j0 + thread();
+      const bool frozen = a.frozen, own = thread() < S::columns, there = row < w.out; // and no condition among them: that would be a branch
+      const unsigned along = (unsigned)(w.pitch < most ? w.pitch : most);
+      ask_early(memory<const bfloat16>(w.at) + row * w.pitch, along * (unsigned)sizeof(bfloat16), frozen & own & there);
+    } else ask_for_blocks<S::columns, S::w_places>(w, j0, a.frozen);
+  }
+
   // bring_weights starts copying the tile at (first column j0, place k of the inner axis).
   INLINE void bring_weights(bfloat16 *to, const inner_axis &of, int64_t j0, int me) {
     const int row = transposed ? of.k : (int)j0, column = transposed ? (int)j0 : of.k;
@@ -168,11 +182,18 @@ template <class S, bool transposed, int lie = BY_ROWS> struct product_bf16 {
   }
 };
 
+// asks_early says whether a kernel asks for its first weights before it waits for the launch before it: those of few rows do, as decoding has them.
+template <class S, bool transposed> INLINE constexpr bool asks_early() { return !transposed && S::rows <= 64; }
+
 // product_of_tiles has the tile of the calling block, of the product of a launch that it works for.
 template <class S, bool transposed, int lie = BY_ROWS> INLINE void product_of_tiles(const products_arguments &all) {
   using P = product_bf16<S, transposed, lie>;
   const block_product own = product_of_block(all);
   const product_arguments &a = all.of[own.product];
+  if constexpr (asks_early<S, transposed>()) {
+    P::ask_for_weights(a, own.across * S::columns);
+    wait_for_launch();
+  }
   const block_group b = group_of_block(a, S::rows, own.down);
   int64_t i0 = b.first, j0 = own.across * S::columns, rows = b.g.to, columns = transposed ? b.g.w.in : b.g.w.out;
   if (j0 >= columns) return;

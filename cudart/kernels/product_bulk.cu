@@ -23,15 +23,6 @@ struct bulk_tile {
   bool mine;
 };
 
-// A place of the ring, and which turn of it this is.
-template <int places> struct bulk_ring {
-  int place;
-  unsigned parity;
-  INLINE_MEMBER void go_on() {
-    if (++place == places) place = 0, parity ^= 1;
-  }
-};
-
 // columns are those of a tile of w in shared memory, in blocks of 64; a tile of y has half as many where there are two weights.
 template <int columns, int places, int weights> struct bulk_layout {
   static constexpr int x_bytes = BULK_ROWS * SWIZZLE_ROW, w_bytes = columns * SWIZZLE_ROW, place_bytes = x_bytes + w_bytes, blocks = columns / BLOCK_SIDE, outputs = columns / weights;

@@ -5,6 +5,10 @@ template <class S, bool transposed> INLINE void e4m3_product_of_tiles(const prod
   using P = product_e4m3<S, transposed>;
   const block_product own = product_of_block(all);
   const product_arguments &a = all.of[own.product];
+  if constexpr (asks_early<S, transposed>()) {
+    P::ask_for_numbers(a, own.across * S::columns);
+    wait_for_launch();
+  }
   const block_group b = group_of_block(a, S::rows, own.down);
   const int64_t i0 = b.first, j0 = own.across * S::columns, rows = b.g.to, columns = transposed ? b.g.w.in : b.g.w.out;
   if (j0 >= columns) return;

@@ -31,6 +31,16 @@ template <class S, bool transposed> struct product_e4m3 : product_bf16<S, transp
     });
   }
 
+  // ask_for_numbers asks for those of the tiles that the block brings first, of columns from j0 on: a thread for those of a row.
+  INLINE void ask_for_numbers(const product_arguments &a, int64_t j0) {
+    static_assert(S::columns <= S::bringers, "each row has a thread");
+    const e4m3_weight w = e4m3_of(a.only.w);
+    constexpr int most = S::places * S::depth;
+    const int row = (int)j0 + thread();
+    const bool frozen = a.frozen, own = thread() < S::columns, there = row < w.out; // and no condition among them: that would be a branch
+    ask_early(memory<const unsigned char>(e4m3_row(w, row)), (unsigned)(w.row_bytes < most ? w.row_bytes : most), frozen & own & there);
+  }
+
   // bring_scales gives the scales of the calling thread's chunks of a tile, where each has one.
   INLINE void bring_scales(float (&to)[chunks], const e4m3_weight &w, int row, int column) {
     each_chunk([&](int n, int r, int c) {

@@ -29,6 +29,7 @@ func TestBulkMisuse(t *testing.T) {
 		_
 		notPublished
 		notBegun
+		ownOnly
 	)
 	compiler, err := findCompiler()
 	if err != nil {
@@ -71,6 +72,11 @@ func TestBulkMisuse(t *testing.T) {
 		{"a cluster", "shared_by_two", nothing, []string{"right"}},
 		{"a half that no block brings", "shared_by_two", noRelease, []string{"0 arrivals and 1024 bytes are missing"}},
 		{"an arrival at a block that has ended", "shared_by_two", leftBehind, []string{"of block 0, which has ended"}},
+		{"rows that four blocks share", "shared_rows", nothing, []string{"right"}},
+		{"matrices loaded before the wait", "shared_rows", noWait, []string{"whose thread has not waited for phase 0 of the mbarrier at byte 2304"}},
+		{"a copy before the release by all blocks", "shared_rows", earlyCopy, []string{"where another one is under way", "whose thread has not waited for phase", "another arrival in phase", "beyond those that were expected"}},
+		{"a release by the own block alone", "shared_rows", ownOnly, []string{"was under way that began in it", "where another one is under way", "whose thread has not waited for phase", "beyond those that were expected"}},
+		{"a block that the copies leave out", "shared_rows", noRelease, []string{"0 arrivals and 2048 bytes are missing"}},
 		{"left matrices in registers", "fragments", nothing, []string{"right"}},
 		{"products before the warpgroup's barrier", "fragments", noWait, []string{"of warpgroup"}},
 		{"products with what was not published", "fragments", notPublished, []string{"a product after copies that were not published"}},

@@ -20,7 +20,7 @@ import (
 type Config struct {
 	Device           string       // "cpu", "cuda:N", "auto"; of one rank
 	CUDALibraries    []string     // folders that CUDA's libraries are looked for in before the system's
-	Products         string       // who multiplies bfloat16 weights on GPUs: "auto", "own", "cublaslt", "bulk"
+	Products         string       // who multiplies bfloat16 weights on GPUs: "auto", "own", "cublaslt", "bulk", "clusters"
 	Attention        string       // who computes attention of many rows on GPUs: "auto", "own", "warpgroups"
 	Gradients        string       // how adapters' gradients are summed on GPUs: "auto", "own", "tensor_cores"
 	Launches         string       // whether launches of a decoding step overlap on GPUs: "auto", "plain", "dependent"
@@ -98,7 +98,7 @@ func settings(plugin string) map[string]setting {
 			return choose((*string)(&c.Recompute), value, string(RecomputeAuto), string(RecomputeOn), string(RecomputeOff))
 		},
 		"products": func(c *Config, value json.RawMessage) error {
-			return choose(&c.Products, value, productsAuto, productsOwn, productsCuBLASLt, productsBulk)
+			return choose(&c.Products, value, productsAuto, productsOwn, productsCuBLASLt, productsBulk, productsClusters)
 		},
 		"attention": func(c *Config, value json.RawMessage) error {
 			return choose(&c.Attention, value, attentionAuto, attentionOwn, attentionWarpgroups)

@@ -8,7 +8,7 @@ import (
 // plannedDevice opens a device that need not be there, over which a plan is made: it has a name, and nothing is computed.
 func plannedDevice(c Config) (tensor.Device, error) {
 	if isCUDA(c.Device) {
-		return &plannedGPU{dry.Remote{Blocks: c.Products == productsBulk}, c.Device}, nil
+		return &plannedGPU{dry.Remote{Blocks: c.inBlocks()}, c.Device}, nil
 	}
 	return &plannedProcessor{name: c.Device}, nil
 }

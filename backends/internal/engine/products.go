@@ -13,6 +13,7 @@ const (
 	productsOwn      = "own"
 	productsCuBLASLt = "cublaslt"
 	productsBulk     = "bulk"
+	productsClusters = "clusters"
 )
 
 // The values of Config.Attention.
@@ -36,6 +37,11 @@ const (
 	launchesDependent = "dependent"
 )
 
+// inBlocks says whether weights lie in blocks on GPUs.
+func (c *Config) inBlocks() bool {
+	return c.Products == productsBulk || c.Products == productsClusters
+}
+
 // checkProducts refuses what is for GPUs where there is none.
 func (c *Config) checkProducts() error {
 	if c.Gradients == gradientsTensorCores && c.Device != "auto" && !isCUDA(c.Device) {
@@ -47,7 +53,7 @@ func (c *Config) checkProducts() error {
 	if c.Attention == attentionWarpgroups && c.Device != "auto" && !isCUDA(c.Device) {
 		return plugins.Invalidf("backend.attention", "is %s, which is for GPUs, and there is the device %q", c.Attention, c.Device)
 	}
-	if (c.Products == productsCuBLASLt || c.Products == productsBulk) && c.Device != "auto" && !isCUDA(c.Device) {
+	if (c.Products == productsCuBLASLt || c.inBlocks()) && c.Device != "auto" && !isCUDA(c.Device) {
 		return plugins.Invalidf("backend.products", "is %s, which is for GPUs, and there is the device %q", c.Products, c.Device)
 	}
 	return nil
@@ -55,7 +61,7 @@ func (c *Config) checkProducts() error {
 
 // findWeights fills Weights in for devices that may choose by them, before they are opened. What is wrong with the model's files is for the load itself to say.
 func (e *Engine) findWeights(ctx context.Context, c *Config, dir string) error {
-	if c.Products == productsOwn || c.Products == productsBulk || c.Device != "auto" && !isCUDA(c.Device) {
+	if c.Products == productsOwn || c.inBlocks() || c.Device != "auto" && !isCUDA(c.Device) {
 		return nil
 	}
 	ranks := []int{len(c.Training[0])}

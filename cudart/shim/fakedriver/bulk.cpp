@@ -180,6 +180,10 @@ void products_may_read(const Matrix &a, const Matrix &b, int columns) {
   each_part(a, 64, may_read), each_part(b, columns, may_read);
 }
 
+void row_may_be_read(const void *row) {
+  if (!brought.empty()) may_read((const unsigned char *)row, (const unsigned char *)row + 16);
+}
+
 void begin_cluster() { barriers.clear(), under_way.clear(), brought.clear(); }
 
 void end_cluster() {

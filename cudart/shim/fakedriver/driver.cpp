@@ -2,7 +2,9 @@
 // not forgive (freeing twice, freeing what was not allocated, a launch of another block size, an argument in the memory of a device that cannot be reached, graphs that are never given back) and can be told to fail.
 //
 // FAKE_CUDA_FAIL=name:n:code makes the n-th call of that function from the time the variable was set give that code, name:n:code:device of
-// those for that device. FAKE_CUDA_ORDER=seed orders the threads at random, in every launch differently. FAKE_CUDA_SKIP names kernels, with spaces between, that are not run. With FAKE_CUDA_NO_WAIT none waits for the one before it. FAKE_CUDA_KERNELS is a file that gets a line "loaded NAME" for each kernel
+// those for that device. FAKE_CUDA_ORDER=seed orders the threads at random, in every launch differently. FAKE_CUDA_SKIP names kernels, with spaces between,
+// that are not run. With FAKE_CUDA_NO_WAIT none waits for the one before it. FAKE_CUDA_EARLY is a file that tells what kernels ask for before they wait.
+// FAKE_CUDA_KERNELS is a file that gets a line "loaded NAME" for each kernel
 // that is looked up, and "run NAME" for each that is run, once for a value of the variable. FAKE_CUDA_COUNT is a file that gets a line with its name for each call of a function and,
 // indented, each run of a kernel; "modules", and how they are loaded, for cuInit. FAKE_CUDA_APART names pairs, as "0-1 1-0", of which the first device cannot reach the second. FAKE_CUDA_DEVICES is how many devices there are (1), FAKE_CUDA_NAME what they are called, FAKE_CUDA_UUID the byte that their UUIDs are made of, FAKE_CUDA_CLOCK their clock in kHz (not told), FAKE_CUDA_MEMORY how many bytes each has (1 GiB), FAKE_CUDA_VERSION the driver's version.
 #include "shim.h"
@@ -150,6 +152,26 @@ int free_handle(void *h) {
   return 0;
 }
 
+// What kernels ask for before they wait must be memory of a device. FAKE_CUDA_EARLY is a file that gets a line with kernel, address and bytes.
+bool asked_elsewhere;
+void asked_early(const char *kernel, const void *at, unsigned bytes) {
+  bool known = false;
+  for (const Context &c : contexts) {
+    auto m = c.memory.upper_bound((unsigned long long)at);
+    known = known || (m != c.memory.begin() && (--m, (unsigned long long)at + bytes <= m->first + m->second));
+  }
+  if (!known) {
+    fprintf(stderr, "kernel %s asks for %u bytes at %p, which are no device's\n", kernel, bytes, at);
+    asked_elsewhere = true;
+  }
+  const char *v = getenv("FAKE_CUDA_EARLY");
+  if (!v || !*v) return;
+  if (FILE *f = fopen(v, "a")) {
+    fprintf(f, "%s %llu %u\n", kernel, (unsigned long long)at, bytes);
+    fclose(f);
+  }
+}
+
 // What a launch runs: in a stream, or of a graph.
 struct Launch {
   const shim::Kernel *kernel;
@@ -176,7 +198,12 @@ struct Launch {
     if (order) order = (order + ++launches) * 0x9E3779B97F4A7C15u | 1;
     if (named(getenv("FAKE_CUDA_SKIP"), kernel->name)) return 0;
     tell("run", kernel), count(" ", kernel->name);
+    shim::asked = asked_early;
     const char *wrong = shim::launch(kernel, grid, (int)threads, shared, arguments.data(), order);
+    if (asked_elsewhere) {
+      asked_elsewhere = false;
+      return sticky = LAUNCH_FAILED;
+    }
     if (!wrong) return 0;
     fprintf(stderr, "kernel %s: %s\n", kernel->name, wrong);
     return sticky = LAUNCH_FAILED;
@@ -198,13 +225,23 @@ struct Executable {
 };
 std::set<Graph *> graphs;
 
-// The kernels of each module that wait for the launch before theirs before they do anything, by their PTX; and what they are as functions, which are others than those that do not wait.
+// The kernels of each module that wait for the launch before theirs before they read or write anything, by their PTX; and what they are as functions, which
+// are others than those that do not wait.
 std::map<void *, std::set<std::string>> waiting;
 std::map<const shim::Kernel *, shim::Kernel> waits;
 bool does_wait(const shim::Kernel *function) {
   for (const auto &w : waits)
     if (&w.second == function) return true;
   return false;
+}
+// harmless tells whether a line of PTX may come before the wait: what computes, reads arguments, or asks for memory.
+bool harmless(std::string line) {
+  line.erase(0, line.find_first_not_of("\t "));
+  if (line.empty() || line[0] == '.' || line.compare(0, 2, "//") == 0 || line.compare(0, 8, "ld.param") == 0) return true;
+  if (line.find("cp.async.bulk.prefetch.L2") != std::string::npos) return true;
+  for (const char *other : {"[", "bra", "bar", "call", "ret", "exit", "trap", "fence"}) // memory, and what goes elsewhere or waits
+    if (line.find(other) != std::string::npos) return false;
+  return line.back() != ':';
 }
 std::set<std::string> those_that_wait(const char *text) {
   static const char entry[] = ".entry ", wait[] = "griddepcontrol.wait;";
@@ -214,12 +251,20 @@ std::set<std::string> those_that_wait(const char *text) {
     text += sizeof entry - 1;
     const char *end = strchr(text, '('), *body = strstr(text, "\n{\n");
     if (!end || !body) break;
-    body += 3;
-    body += strspn(body, "\t ");
-    if (!strncmp(body, wait, sizeof wait - 1)) names.insert(std::string(text, (size_t)(end - text)));
+    const char *next = strstr(body, entry), *waits = strstr(body, wait);
+    if (!waits || (next && waits > next)) continue;
+    bool first = true;
+    for (body += 3; body < waits && first;) {
+      const char *line = strchr(body, '\n');
+      if (!line || line > waits) break;
+      first = harmless(std::string(body, (size_t)(line - body)));
+      body = line + 1;
+    }
+    if (first) names.insert(std::string(text, (size_t)(end - text)));
   }
   return names;
 }
+
 std::set<Executable *> executables;
 
 template <class T> T *known(const std::set<T *> &all, void *handle) { return all.count((T *)handle) ? (T *)handle : nullptr; }

@@ -62,6 +62,7 @@ struct Fiber {
   int groups; // of copies committed
   std::vector<Copy> copies;
   bool hidden, begun; // copies have arrived that products may not see yet; begin_products was called
+  bool waited; // for the launch before
   int product_groups; // ended
   std::vector<Product> products;
 

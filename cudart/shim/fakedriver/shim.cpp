@@ -108,7 +108,7 @@ void run_thread() {
 
 void prepare(Fiber &f) {
   if (!f.stack) f.stack.reset(new char[stack_bytes]);
-  f.done = f.hidden = f.begun = false, f.at = nullptr, f.waits = nullptr, f.exchanges = 0, f.groups = f.product_groups = 0;
+  f.done = f.hidden = f.begun = f.waited = false, f.at = nullptr, f.waits = nullptr, f.exchanges = 0, f.groups = f.product_groups = 0;
   f.copies.clear(), f.products.clear(), f.seen.clear();
 #if defined(__x86_64__)
   const size_t apart = (&f - fibers.data()) * 320 % 4096; // stacks that begin at one place of a page would lie in the same sets of the caches
@@ -177,6 +177,13 @@ void copy_later(void *to, const void *from, bool wanted) {
   current->copies.push_back({to, from, wanted, current->groups, false});
   if (chance && next_random(chance) & 1) perform(current->copies.back());
 }
+void (*asked)(const char *kernel, const void *at, unsigned bytes);
+void ask_early(const void *at, unsigned bytes) {
+  if (((uintptr_t)at | bytes) % 16 || !bytes) return misuse("%u bytes are asked for that do not go by 16", bytes);
+  if (current->waited) return misuse("memory is asked for behind the wait for the launch before");
+  if (asked) asked(running->name, at, bytes);
+}
+void asked_enough() { current->waited = true; }
 void commit_copies() { current->groups++; }
 void wait_for_copies(int newest) {
   auto &c = current->copies;

@@ -2,7 +2,7 @@
 // between fibers, in an order that a seed decides, so that a missing barrier shows. It knows no kernel and no driver.
 //
 // The blocks of a cluster run beside each other, and bulk copies come one by one whenever a block waits for them, or before. What bulk copies, mbarriers and products are used for wrongly ends the launch with a text that says which warp did
-// what (bulk.cpp): stricter than hardware, a thread may only multiply what it has itself waited for, and may not miss a phase of a barrier that it waits at.
+// what (bulk.cpp): stricter than hardware, a thread may only multiply, or load as matrices, what it has itself waited for, and may not miss a phase of a barrier that it waits at.
 //
 // What stands in for hardware: copy_async copies when it is waited for, not before, or in a random order of threads also at once; shared memory of a launch is filled with NaN before each block; multiply_16x8x16 computes
 // in integers what Hopper's tensor cores are reported to compute; products of warpgroups read shared memory when they are begun, or when they are waited for where threads run in a random order, by the
@@ -27,6 +27,7 @@
   extern "C" void name(const arguments a)
 #define KERNEL(name, threads, arguments) KERNEL_CLUSTER(name, threads, 1, arguments)
 #define KERNEL_BLOCKS(name, threads, blocks, arguments) KERNEL(name, threads, arguments)
+#define KERNEL_CLUSTER_BLOCKS(name, threads, cluster, blocks, arguments) KERNEL_CLUSTER(name, threads, cluster, arguments)
 
 namespace shim {
 struct Index {
@@ -58,6 +59,10 @@ typedef unsigned char Slot[32];
 const Slot *exchange(const void *mine, unsigned size);
 void copy_later(void *to, const void *from, bool wanted);
 void commit_copies();
+// What a thread asks for before it waits for the launch before its own goes to asked, if that is set; behind the wait there is nothing to ask for.
+extern void (*asked)(const char *kernel, const void *at, unsigned bytes);
+void ask_early(const void *at, unsigned bytes);
+void asked_enough();
 void wait_for_copies(int newest);
 // A matrix in shared memory: where it begins and the two offsets of its descriptor; down tells its major axis.
 struct Matrix {
@@ -87,6 +92,7 @@ void mbarrier_init(const void *at, unsigned count);
 void mbarrier_arrive(const void *at, unsigned bytes); // which it expects from then on
 void mbarrier_wait(const void *at, unsigned parity);
 void copy_bulk(void *to, const void *from, unsigned bytes, const void *barrier, unsigned blocks);
+void row_may_be_read(const void *row); // of 16 bytes, by the calling thread
 } // namespace shim
 
 static inline int thread() { return shim::thread_index; }
@@ -123,10 +129,15 @@ static inline uint32_t add_shared(uint32_t *to, uint32_t v) {
 }
 static inline void copy_async(void *to, const void *from, bool wanted) { shim::copy_later(to, from, wanted); }
 static inline void copy_async_streamed(void *to, const void *from, bool wanted) { shim::copy_later(to, from, wanted); }
+static inline void ask_early(const void *at, unsigned bytes, bool wanted) {
+  if (wanted) shim::ask_early(at, bytes);
+}
+static inline void wait_for_launch() { shim::asked_enough(); }
 static inline void copy_async_commit() { shim::commit_copies(); }
 template <int newest> static inline void copy_async_wait() { shim::wait_for_copies(newest); }
 
 static inline void load_four(unsigned (&r)[4], const void *row, bool transposed) {
+  shim::row_may_be_read(row);
   const shim::Slot *all = shim::exchange(&row, sizeof row);
   const int lane = thread() & 31;
   for (int m = 0; m < 4; m++) {

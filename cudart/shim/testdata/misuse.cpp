@@ -12,6 +12,7 @@ enum Wrong {
   ONE_ARRIVAL_MORE, NO_RELEASE, NOT_INITIALISED, TWICE, // of barriers
   LEFT_BEHIND, MISSED_PHASE,
   NOT_PUBLISHED, NOT_BEGUN, // of products
+  OWN_ONLY, // an arrival at the own block alone
 };
 typedef struct { uint64_t from, to; int32_t wrong, turns; } misuse_arguments;
 
@@ -87,6 +88,40 @@ KERNEL_CLUSTER(shared_by_two, 32, 2, misuse_arguments) {
   cluster_barrier();
 }
 
+// Four blocks have the same rows of 128 bytes: each brings a quarter of them to all, a row at a time with room between, and loads matrices of all. The room has one place, which is filled again when the warps of all blocks have left it.
+KERNEL_CLUSTER(shared_rows, 64, 4, misuse_arguments) {
+  enum { ROWS = 16, ROW = 144 };
+  DYNAMIC_SHARED(unsigned char, room);
+  mbarrier *full = (mbarrier *)(room + ROWS * ROW), *empty = full + 1;
+  if (thread() == 0) {
+    mbarrier_init(full, 1);
+    mbarrier_init(empty, a.wrong == OWN_ONLY ? 1 : 4);
+    mbarrier_init_done();
+  }
+  cluster_barrier();
+  float sum[8] = {};
+  for (int t = 0; t < a.turns; t++) {
+    if (warp() == 1) {
+      if (a.wrong != EARLY_COPY) mbarrier_wait(empty, (t & 1) ^ 1);
+      if (lane() == 0) mbarrier_arrive_expect(full, ROWS * 128);
+      const int r = lane() * 4 + (int)cluster_rank();
+      if (lane() < ROWS / 4) copy_bulk_multicast(room + r * ROW, memory<const unsigned char>(a.from) + (t * ROWS + r) * 128, 128, full, a.wrong == NO_RELEASE ? 7 : 15);
+      warp_barrier();
+      continue;
+    }
+    if (a.wrong != NO_WAIT) mbarrier_wait(full, t & 1);
+    for (int d = 0; d < 4; d++) {
+      unsigned r[4];
+      load_matrices(r, room + lane() % 16 * ROW + 32 * d + lane() / 16 * 16);
+      for (int i = 0; i < 4; i++) sum[2 * i] += bits<float>(r[i] << 16), sum[2 * i + 1] += bits<float>(r[i] & 0xffff0000u);
+    }
+    warp_barrier();
+    if (a.wrong == OWN_ONLY ? lane() == 0 : lane() < 4) mbarrier_arrive_in(empty, a.wrong == OWN_ONLY ? cluster_rank() : (unsigned)lane());
+  }
+  for (int i = 0; i < 8 && warp() == 0; i++) memory<float>(a.to)[(block_x() * 32 + lane()) * 8 + i] = sum[i];
+  cluster_barrier();
+}
+
 // A warp goes on to the end of the second phase without the first.
 KERNEL(phases, 64, misuse_arguments) {
   DYNAMIC_SHARED(mbarrier, room);
@@ -133,17 +168,24 @@ KERNEL(fragments, 256, misuse_arguments) {
 
 int main(int, char **argv) {
   const shim::Kernel *k = shim::find(argv[1]);
-  const bool ring = !strcmp(argv[1], "ring"), two = !strcmp(argv[1], "shared_by_two");
+  const bool ring = !strcmp(argv[1], "ring"), two = !strcmp(argv[1], "shared_by_two"), rows = !strcmp(argv[1], "shared_rows");
   enum { TURNS = 5 };
   uint16_t *from = (uint16_t *)aligned_alloc(16, TURNS * TILE);
   for (int i = 0; i < TURNS * TILE / 2; i++) from[i] = (uint16_t)(0x3f80 + (i * 7 + i / 128) % 5); // numbers around 1
   float *to = (float *)calloc(TILE, 4);
   const misuse_arguments a = {(uint64_t)from, (uint64_t)to, atoi(argv[2]), TURNS};
-  const char *wrong = shim::launch(k, {two ? 4u : 1u, 1, 1}, k->threads, TILE + 1024 + 16, &a, strtoull(argv[3], nullptr, 10));
+  const char *wrong = shim::launch(k, {two ? 4u : rows ? 8u : 1u, 1, 1}, k->threads, TILE + 1024 + 16, &a, strtoull(argv[3], nullptr, 10));
   if (wrong) return printf("%s\n", wrong), 0;
   if (two)
     for (int i = 0; i < 4 * 2048; i++)
       if (((unsigned char *)to)[i] != ((unsigned char *)from)[i % 2048]) return printf("byte %d is another one\n", i), 0;
+  for (int i = 0; rows && i < 8 * 32 * 8; i++) { // a lane's are of rows lane/4 and 8 more, and of columns 2(lane mod 4), the next, and both 8 more
+    const int l = i / 8 % 32, row = l / 4 + 8 * (i / 2 % 2), column = 2 * (l % 4) + i % 2 + 8 * (i / 4 % 2);
+    float want = 0;
+    for (int t = 0; t < TURNS; t++)
+      for (int d = 0; d < 4; d++) want += bits<float>((uint32_t)from[(t * 16 + row) * 64 + 16 * d + column] << 16);
+    if (to[i] != want) return printf("number %d is %g, want %g\n", i, to[i], want), 0;
+  }
   if (ring) { // the sum of the turns' products, by the blocks' layout
     for (int w = 0; w < 4; w++)
       for (int l = 0; l < 32; l++)

@@ -37,6 +37,66 @@ func times(without, with time.Duration) *bulkFinding {
 	return &bulkFinding{BulkCheck: cudart.BulkCheck{Rows: without, Blocks: with}}
 }
 
+// Clusters are for who asks for them beside bulk copies, and had where another process has found equal bits and less time; else the error says why not.
+func TestClustersAreChecked(t *testing.T) {
+	libraries := []string{shim.Require(t, shim.Options{})}
+	took := func(warps, clusters time.Duration) *clustersFinding {
+		return &clustersFinding{ClusterCheck: cudart.ClusterCheck{Warps: warps, Clusters: clusters}}
+	}
+	for _, c := range []struct {
+		name, products, variable, value string
+		bulk                            *bulkFinding
+		found                           *clustersFinding
+		want                            string
+	}{
+		{"faster", ProductsClusters, "FAKE_CUDA_SKIP", "", times(2, 1), took(2, 1), ""},
+		{"not asked for", ProductsBulk, "FAKE_CUDA_SKIP", "", times(2, 1), took(2, 1), "unused"},
+		{"slower", ProductsClusters, "FAKE_CUDA_SKIP", "", times(2, 1), took(1, 2), "products by clusters have the same bits and take longer: 2ns, and 1ns without"},
+		{"bulk copies are slower", ProductsClusters, "FAKE_CUDA_SKIP", "", times(1, 2), took(2, 1), "products by bulk copies have the same bits and take longer"},
+		{"other bits", ProductsClusters, "FAKE_CUDA_SKIP", "product_cluster_64x32", times(2, 1), nil, "check of products by clusters: exit status 1: products by clusters, 1 rows, columns [64], 256 deep: product 0, element (0, 0) is"},
+		{"no Hopper", ProductsClusters, "FAKE_CUDA_MAJOR", "8", nil, nil, "bulk copies are for compute capability 9.0, and no GPU: kernels on the processor has 8.0"},
+		{"a module that cannot be loaded", ProductsClusters, "FAKE_CUDA_FAIL", "cuModuleLoadDataEx:3:1", times(2, 1), took(2, 1), "compiling the kernels (sm_90a_bulk)"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			driver, err := cudart.Open(cudart.Options{Directories: libraries})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer driver.Close()
+			t.Setenv(c.variable, c.value)
+			known := found(t, driver, c.bulk)
+			if c.found != nil {
+				known.clusters.found = map[string]clustersFinding{kindHere(t, driver): *c.found}
+			}
+			v, err := openDevice(driver, 0, Options{Libraries: libraries, Products: c.products}, known)
+			if c.want != "" && c.want != "unused" {
+				if !errors.Is(err, ErrProducts) || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("error %v, want %q in it", err, c.want)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if used := c.want == ""; !v.Bulk() || v.Clusters() != used || strings.Contains(v.routes.String(), "products of few rows by clusters") != used {
+				t.Errorf("weights can be in blocks: %v; clusters: %v; routes %q", v.Bulk(), v.Clusters(), v.routes.String())
+			}
+			if err := v.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func kindHere(t *testing.T, driver *cudart.Driver) string {
+	t.Helper()
+	info, err := driver.Information(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kindOf(driver, info)
+}
+
 // Products by bulk copies are for who asks for them, and had where another process has found equal bits and less time; else the error says why not.
 func TestBulkIsChecked(t *testing.T) {
 	libraries := []string{shim.Require(t, shim.Options{})}
@@ -134,7 +194,7 @@ func operations(t *testing.T, d tensor.Device) (results map[string][]float32) {
 		ok(d.Download(v, x))
 		results[name] = v
 	}
-	for _, rows := range []int{131, 3} {
+	for _, rows := range []int{131, 40, 3} {
 		w, a, b := matrix(256, 256), matrix(8, 256), matrix(256, 8)
 		group := func(m tensor.Matrix, from, to int) []tensor.RowGroup {
 			return []tensor.RowGroup{{From: from, To: to, Matrix: m}}
@@ -181,14 +241,16 @@ func operations(t *testing.T, d tensor.Device) (results map[string][]float32) {
 	return results
 }
 
-// bulkDevice opens a device with Options.Products, of which bulk copies have been found to be right and faster.
+// bulkDevice opens a device with Options.Products, of which bulk copies and clusters have been found to be right and faster.
 func bulkDevice(t *testing.T, libraries []string, products string) tensor.Device {
 	t.Helper()
 	driver, err := cudart.Open(cudart.Options{Directories: libraries})
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := openDevice(driver, 0, Options{Libraries: libraries, Products: products}, found(t, driver, times(2, 1)))
+	known := found(t, driver, times(2, 1))
+	known.clusters.found = map[string]clustersFinding{kindHere(t, driver): {ClusterCheck: cudart.ClusterCheck{Warps: 2, Clusters: 1}}}
+	v, err := openDevice(driver, 0, Options{Libraries: libraries, Products: products}, known)
 	if err != nil {
 		driver.Close()
 		t.Fatal(err)
@@ -208,21 +270,28 @@ func TestBulkOperations(t *testing.T) {
 	libraries := []string{shim.Require(t, shim.Options{})}
 	run := func(products string) map[string][]float32 { return operations(t, bulkDevice(t, libraries, products)) }
 	want := run(ProductsOwn)
-	file := filepath.Join(t.TempDir(), "kernels")
-	t.Setenv("FAKE_CUDA_KERNELS", file)
-	got := run(ProductsBulk)
-	for name := range want {
-		if !slices.EqualFunc(got[name], want[name], func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }) {
-			t.Errorf("%s: other bits", name)
-		}
-	}
-	ran, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, kernel := range []string{"product_bulk", "product_bulk_transposed", "product_blocks_", "product_blocks_transposed_", "routed_blocks_16x32", "routed_blocks_64x96", "routed_blocks_128x128", "routed_blocks_transposed_128x128"} {
-		if !strings.Contains(string(ran), "run "+kernel) {
-			t.Errorf("%s did not run", kernel)
-		}
+	for products, also := range map[string]string{ProductsBulk: "", ProductsClusters: "product_cluster_"} {
+		t.Run(products, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "kernels")
+			t.Setenv("FAKE_CUDA_KERNELS", file)
+			got := run(products)
+			for name := range want {
+				if !slices.EqualFunc(got[name], want[name], func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }) {
+					t.Errorf("%s: other bits", name)
+				}
+			}
+			ran, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, kernel := range []string{"product_bulk", "product_bulk_transposed", "product_blocks_", "product_blocks_transposed_", "routed_blocks_16x32", "routed_blocks_64x96", "routed_blocks_128x128", "routed_blocks_transposed_128x128", also} {
+				if !strings.Contains(string(ran), "run "+kernel) {
+					t.Errorf("%s did not run", kernel)
+				}
+			}
+			if also == "" && strings.Contains(string(ran), "run product_cluster") {
+				t.Error("clusters ran")
+			}
+		})
 	}
 }

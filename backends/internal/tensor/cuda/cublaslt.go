@@ -17,9 +17,10 @@ const (
 	ProductsOwn      = "own"      // kernels only
 	ProductsCuBLASLt = "cublaslt" // cuBLASLt wherever it has an algorithm; an error if it is not there or gives other bits for a shape
 	ProductsBulk     = "bulk"     // weights in blocks, and kernels that have them brought by bulk copies; an error if these are not there, give other bits or take longer
+	ProductsClusters = "clusters" // as ProductsBulk, and products of few rows by clusters of blocks that share these; an error likewise
 )
 
-// ErrProducts is wrapped by the error of New when ProductsCuBLASLt or ProductsBulk is asked for and cannot be had.
+// ErrProducts is wrapped by the error of New when ProductsCuBLASLt, ProductsBulk or ProductsClusters is asked for and cannot be had.
 var ErrProducts = errors.New("products as they are asked for cannot be had")
 
 // LeastGain is the share of the kernels' time that cuBLASLt may take at most: for less a second library is not worth having.

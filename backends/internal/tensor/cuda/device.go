@@ -28,7 +28,7 @@
 // The gated delta rule goes token by token everywhere, by one chain of operations, with the state in registers; states lie on the device in their slots, which are copied and cleared there. Its gradient is computed in chunks, from
 // states that are computed again and of which so many are kept at a time that the memory does not grow with the batch (tensor.DeltaBackwardScratch).
 //
-// With Options.Products of ProductsBulk, matrices of bfloat16 whose sides are multiples of 64 lie in blocks of 64 × 64, in which bulk copies bring them to the warpgroups of Hopper, of either orientation; kernels by warps read the same
+// With Options.Products of ProductsBulk or ProductsClusters, matrices of bfloat16 whose sides are multiples of 64 lie in blocks of 64 × 64, in which bulk copies bring them to the warpgroups of Hopper, of either orientation; kernels by warps read the same
 // blocks. It is for devices where a check in another process finds the same bits, and less time, when they are opened; nobody has run it on a GPU.
 //
 // With Options.Attention of AttentionWarpgroups, attention of many rows and its gradient are by the warpgroups of Hopper for heads of up to 128 elements, likewise where a check in another process finds the same bits and less time.
@@ -62,7 +62,7 @@ type Options struct {
 	Device string
 	// Libraries are folders that the driver, and NCCL and cuBLASLt where they are used, are looked for in before the system's.
 	Libraries []string
-	// Products says who computes products with bfloat16 weights of many rows: ProductsAuto, ProductsOwn, ProductsCuBLASLt, ProductsBulk. Empty means own.
+	// Products says who computes products with bfloat16 weights of many rows, and of few where it is ProductsClusters: ProductsAuto, ProductsOwn, ProductsCuBLASLt, ProductsBulk, ProductsClusters. Empty means own.
 	Products string
 	// Attention says who computes attention of many rows over bfloat16 pages: AttentionAuto, AttentionOwn, AttentionWarpgroups. Empty means own.
 	Attention string

@@ -30,7 +30,7 @@ func (d *device) NewE4M3Matrix(out, in, columns int) (tensor.Matrix, error) {
 	if _, ok := tensor.Product(out+tensor.E4M3Rows, in+columns, 2); !ok || in > tensor.MaxElements-16 {
 		return nil, fmt.Errorf("cuda: matrix %d × %d in eight bits: too large", out, in)
 	}
-	m := &matrix{device: d, dtype: tensor.BFloat16, out: out, in: in, columns: columns, bytes: tensor.GroupedE4M3Bytes(out, in, columns)}
+	m := &matrix{device: d, dtype: tensor.BFloat16, out: out, in: in, columns: columns, bytes: tensor.GroupedE4M3Bytes(out, in, columns), written: &written{}}
 	var err error
 	if m.at, err = d.memory("matrix", m.bytes); err != nil {
 		return nil, err
@@ -53,6 +53,7 @@ func (d *device) PackE4M3(m tensor.Matrix, row, n int, codes []byte, scales []fl
 	if err := w.agree(row, n, scales); err != nil {
 		return err
 	}
+	w.written.packed = true
 	across := len(scales) / n
 	most := max(1, packBytes/(w.in+4*across))
 	for from := 0; from < n; from += most {

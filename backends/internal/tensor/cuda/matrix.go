@@ -8,7 +8,7 @@ import (
 	"github.com/tinsmith/tinsmith/cudart"
 )
 
-// matrix is a weight row by row, every row filled up with zeros to a multiple of 8 elements, so that each begins at a multiple of 16 bytes; or, after Options.Products of ProductsBulk, in blocks where it can be.
+// matrix is a weight row by row, every row filled up with zeros to a multiple of 8 elements, so that each begins at a multiple of 16 bytes; or, after Options.Products of ProductsBulk or ProductsClusters, in blocks where it can be.
 type matrix struct {
 	device *device
 	dtype  tensor.DType
@@ -19,9 +19,17 @@ type matrix struct {
 	at     uintptr
 	bytes  int
 
+	written *written // by whom; views have it in common
+
 	columns    int            // in eight bits: for how many it has a scale; else 0
 	unfinished map[int]*group // of one in eight bits: those of which some rows have been packed, by their numbers
 }
+
+// written says who has written a matrix: the base's are packed from files, once for all, and an adapter's anew after each of its steps.
+type written struct{ packed, again bool }
+
+// frozen says that nothing in the stream writes the matrix any more.
+func (m *matrix) frozen() bool { return m.written.packed && !m.written.again }
 
 func (m *matrix) Out() int            { return m.out }
 func (m *matrix) In() int             { return m.in }
@@ -30,7 +38,7 @@ func (m *matrix) Bytes() int          { return m.bytes }
 
 // Rows implements tensor.Matrix.
 func (m *matrix) Rows(from, to int) tensor.Matrix {
-	return &matrix{device: m.device, dtype: m.dtype, out: to - from, in: m.in, pitch: m.pitch, blocks: m.blocks, at: m.at + uintptr(m.size(from)), bytes: m.size(to - from), columns: m.columns}
+	return &matrix{device: m.device, dtype: m.dtype, out: to - from, in: m.in, pitch: m.pitch, blocks: m.blocks, written: m.written, at: m.at + uintptr(m.size(from)), bytes: m.size(to - from), columns: m.columns}
 }
 
 // size is what so many rows from the first one take.
@@ -73,7 +81,7 @@ func (d *device) NewMatrix(t tensor.DType, out, in int) (tensor.Matrix, error) {
 	if !ok {
 		return nil, fmt.Errorf("cuda: matrix %d × %d of %v: too large", out, in, t)
 	}
-	m := &matrix{device: d, dtype: t, out: out, in: in, pitch: pitch, bytes: n * t.Size()}
+	m := &matrix{device: d, dtype: t, out: out, in: in, pitch: pitch, bytes: n * t.Size(), written: &written{}}
 	m.blocks = t == tensor.BFloat16 && d.v.Bulk() && cudart.InBlocks(int64(out), int64(in))
 	var err error
 	if m.at, err = d.memory("matrix", m.bytes); err != nil {
@@ -90,6 +98,7 @@ const packBytes = 64 << 20
 
 func (d *device) PackRows(m tensor.Matrix, row, n int, source string, data []byte) error {
 	w := m.(*matrix)
+	w.written.packed = true
 	width := w.in * tensor.SourceSizes[source]
 	most := max(1, packBytes/width)
 	for from := 0; from < n; from += most {
@@ -108,6 +117,7 @@ func (d *device) Repack(list ...tensor.MatrixSource) error {
 	d.repacks = d.repacks[:0]
 	for _, s := range list {
 		w := s.Matrix.(*matrix)
+		w.written.again = true
 		d.repacks = append(d.repacks, cudart.RepackJob{Weight: w.weight(), Source: view(s.Src), Type: w.kind()})
 	}
 	return d.failed("repack", d.v.Repack(d.repacks))
@@ -212,7 +222,11 @@ func (d *device) pair(p, q tensor.Multiplication) (m cudart.Multiplication, ok b
 }
 
 func multiplication(p tensor.Multiplication, groups []cudart.RowGroup, t cudart.Type) cudart.Multiplication {
-	return cudart.Multiplication{Y: view(p.Y), X: view(p.X), XType: typeOf(p.X.DType), Groups: groups, Type: t, Transposed: p.Transposed, Accumulate: p.Accumulate}
+	m := cudart.Multiplication{Y: view(p.Y), X: view(p.X), XType: typeOf(p.X.DType), Groups: groups, Type: t, Transposed: p.Transposed, Accumulate: p.Accumulate, Frozen: true}
+	for _, g := range p.Groups {
+		m.Frozen = m.Frozen && g.Matrix.(*matrix).frozen()
+	}
+	return m
 }
 
 // ofType gives the groups whose matrices have a type. They are the device's until the next call of MatMuls.

@@ -28,8 +28,13 @@ func openDevice(driver *cudart.Driver, ordinal int, o Options, known *known) (to
 		return to, err
 	}
 	groups := o.warpgroups(driver, info, ordinal, known)
-	if o.Products == ProductsBulk {
+	if o.inBlocks() {
 		if err := o.bulk(driver, info, ordinal, groups.err == nil, known); err != nil {
+			return to, err
+		}
+	}
+	if o.Products == ProductsClusters {
+		if err := o.clusters(driver, info, ordinal, known); err != nil {
 			return to, err
 		}
 	}
@@ -72,11 +77,15 @@ func openDevice(driver *cudart.Driver, ordinal int, o Options, known *known) (to
 	if groups.err != nil {
 		to.routes.WithoutWarpgroups = groups.err.Error()
 	}
-	if o.Products == ProductsBulk {
-		if err := to.UseBulk(); err != nil {
+	if o.inBlocks() {
+		err := to.UseBulk()
+		if err == nil {
+			err = to.UseClusters(o.Products == ProductsClusters)
+		}
+		if err != nil {
 			return opened{}, errors.Join(fmt.Errorf("%w: %w", ErrProducts, err), to.Close())
 		}
-		to.routes.Bulk, to.routes.Remembered = true, false
+		to.routes.Bulk, to.routes.Clusters, to.routes.Remembered = true, to.Clusters(), false
 	}
 	if o.Attention == AttentionWarpgroups {
 		if err := to.UseGroupAttention(true); err != nil {

@@ -13,8 +13,10 @@ type Routes struct {
 	// Warpgroups says that kernels for warpgroups do, where they are faster than those for warps; else WithoutWarpgroups says why not.
 	Warpgroups        bool
 	WithoutWarpgroups string
-	// Bulk says that weights lie in blocks, and that products with them are by bulk copies (ProductsBulk).
+	// Bulk says that weights lie in blocks, and that products with them are by bulk copies (ProductsBulk, ProductsClusters).
 	Bulk bool
+	// Clusters says that products of few rows are by clusters of blocks that share these (ProductsClusters).
+	Clusters bool
 	// Attention says that attention of many rows, and its gradient, are by warpgroups (AttentionWarpgroups).
 	Attention bool
 	// Gradients says that adapters' gradients are summed on tensor cores (GradientsTensorCores), by another arithmetic.
@@ -39,6 +41,9 @@ func (r Routes) String() string {
 	}
 	if r.Bulk {
 		text = "products of many rows by bulk copies; others: " + text
+	}
+	if r.Clusters {
+		text = "products of few rows by clusters; " + text
 	}
 	if r.Attention {
 		text = "attention by warpgroups; " + text

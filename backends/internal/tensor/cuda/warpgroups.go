@@ -38,6 +38,7 @@ type checkTask struct {
 	Attention bool          // attention by warpgroups is
 	Gradients bool          // adapters' gradients on tensor cores are
 	Launches  bool          // launches that overlap are
+	Clusters  bool          // products of few rows by clusters are
 }
 
 func init() {
@@ -80,6 +81,8 @@ func checkHere(text string) error {
 		err = checkAttention(v)
 	case task.Launches:
 		err = checkLaunches(v)
+	case task.Clusters:
+		err = checkClusters(v)
 	default:
 		err = v.CheckWarpgroups()
 	}
@@ -166,6 +169,7 @@ type known struct {
 	attention  findings[attentionFinding]
 	gradients  findings[gradientsFinding]
 	launches   findings[launchesFinding]
+	clusters   findings[clustersFinding]
 }
 
 var checks known
