@@ -20,9 +20,6 @@ var clusterShapes = []clusterShape{{16, 32, 96, 10}, {32, 32, 160, 7}, {64, 32, 
 // clusterBlocks is how many blocks have rows in common, and columns beside each other.
 const clusterBlocks = 4
 
-// mostClusterRows is up to how many rows a product is for clusters: those of one tile.
-const mostClusterRows = 64
-
 // kernel gives the shape's kernel. In shared memory a row of x has 16 bytes more than the tile, against bank conflicts; each place has two mbarriers, and one
 // more is for the tail.
 func (s clusterShape) kernel() kernel {
@@ -61,13 +58,12 @@ func (p *part) forCluster(transposed bool) bool {
 		return false
 	}
 	g := &p.groups[0]
-	rows := g.To - g.From
-	fits := rows > 0 && rows <= mostClusterRows && (g.tail.At == 0 || g.tail.In <= BlockSide)
+	fits := g.From < g.To && (g.tail.At == 0 || g.tail.In <= BlockSide)
 	return fits && InBlocks(g.Weight.Out, g.Weight.In) && p.x.Cols >= g.Weight.In && inChunks(p.x, p.xType)
 }
 
 // clustersTile chooses among the kernels by clusters, as bfloat16Tile does among those by warps: a block reads its columns, and its share of the rows. False
-// if a part is not for them.
+// if a part is not for them, or has more rows than the largest tile.
 func (v *Device) clustersTile(parts []part, of Type, transposed bool) (best tile, ok bool) {
 	if !v.clusters || of != BFloat16Blocks {
 		return tile{}, false
