@@ -228,16 +228,13 @@ func TestCreations(t *testing.T) {
 // settled is what the data directory takes when what earlier tests wrote has gone from the log to the database, or after a while in any case.
 func settled(t *testing.T, server *tenantsServer) int64 {
 	t.Helper()
-	stored, same := server.Stored(t), 0
-	for i := 0; i < 120 && same < 5; i++ {
-		time.Sleep(500 * time.Millisecond)
-		now := server.Stored(t)
+	stored, same := int64(0), 0
+	return until(time.Minute, func() int64 { return server.Stored(t) }, func(now int64) bool {
 		if same++; now != stored {
-			same = 0
+			stored, same = now, 0
 		}
-		stored = now
-	}
-	return stored
+		return same == 25
+	})
 }
 
 // TestManySequences: a small request for many sequences writes in proportion to itself.

@@ -101,7 +101,7 @@ func (l *Loader) zeroPointed(name string, out, in int) (Source, error) {
 // passZeroBias lets a bias be that is zero: files of GPTQ have one for every matrix, also of models that have none.
 func (l *Loader) passZeroBias(name string) {
 	t, ok := l.files.Tensor(name)
-	if ok && checkFloats(t) == nil && !bytes.ContainsFunc(t.Data, func(r rune) bool { return r != 0 }) {
+	if ok && checkFloats(t) == nil && len(bytes.TrimLeft(t.Data, "\x00")) == 0 {
 		l.used[t.Name] = true
 	}
 }

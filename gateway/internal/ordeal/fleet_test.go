@@ -31,6 +31,54 @@ func fleetOf(t testing.TB, machines int, more settings) ([]*platform, []*link.Li
 	return platforms, links, ofBackends(sections...)
 }
 
+// disturber does to a fleet what is drawn, until its work is over. One goroutine uses it.
+type disturber struct {
+	t      *testing.T
+	s      *server // the gateway
+	source *rand.Rand
+	over   <-chan struct{}
+	back   []time.Duration // how long the gateway was waited for, each time
+}
+
+// pause waits for a while, at most so long. False when the work is over.
+func (d *disturber) pause(most time.Duration) bool {
+	select {
+	case <-d.over:
+		return false
+	case <-time.After(time.Duration(d.source.Int64N(int64(most)))):
+		return true
+	}
+}
+
+// replaceGateway kills the gateway, and starts it again a little later. False if it does not start.
+func (d *disturber) replaceGateway() bool {
+	if err := d.s.process.Process.Kill(); err != nil {
+		d.t.Error(err)
+	}
+	<-d.s.ended
+	d.pause(time.Second)
+	err := d.s.startAgain()
+	if err != nil {
+		d.t.Error(err)
+	}
+	return err == nil
+}
+
+// awaitGateway waits until the gateway serves again, at times less long: then what comes next finds most runs half rebuilt.
+func (d *disturber) awaitGateway() {
+	begun := time.Now()
+	patience := begun.Add(time.Duration(d.source.Int64N(int64(30 * time.Second))))
+	for d.s.healthz().Status != "ok" && time.Now().Before(patience) && d.pause(50*time.Millisecond) {
+	}
+	d.back = append(d.back, time.Since(begun).Round(time.Millisecond))
+}
+
+// kill ends the backend's process. False if there is none.
+func (p *platform) kill() bool {
+	pid := pidIn(p.pidFile())
+	return pid != 0 && syscall.Kill(pid, syscall.SIGKILL) == nil
+}
+
 // TestFleetUnderKills has a gateway with backends on four machines while everything breaks at random: backends are killed, the gateway is killed, connections are cut, become slow, and go silent in one direction or in both. Many runs train
 // and are sampled all the while: nothing is lost, nothing is done twice, and everything that was saved is what an undisturbed server saves.
 func TestFleetUnderKills(t *testing.T) {
@@ -60,47 +108,27 @@ func TestFleetUnderKills(t *testing.T) {
 	s.start()
 	s.ready()
 	over, done, happened := make(chan struct{}), make(map[string]int), 0
-	var back []time.Duration // how long a gateway was waited for
+	d := disturber{t: t, s: s, source: rand.New(rand.NewPCG(seed, 1)), over: over}
 	var disturbing sync.WaitGroup
 	disturbing.Go(func() {
-		source := rand.New(rand.NewPCG(seed, 1))
-		pause := func(most time.Duration) bool {
-			select {
-			case <-over:
-				return false
-			case <-time.After(time.Duration(source.Int64N(int64(most)))):
-				return true
-			}
-		}
-		for happened < kills && pause(500*time.Millisecond) {
-			i, what := source.IntN(len(links)), ""
-			switch source.IntN(8) {
+		for happened < kills && d.pause(500*time.Millisecond) {
+			i, what := d.source.IntN(len(links)), ""
+			switch d.source.IntN(8) {
 			case 0:
 				what = "gateway"
-				if err := s.process.Process.Kill(); err != nil {
-					t.Error(err)
-				}
-				<-s.ended
-				pause(time.Second)
-				if err := s.startAgain(); err != nil {
-					t.Error(err)
+				if !d.replaceGateway() {
 					return
 				}
-				// What comes next comes as soon as it serves again, at times before: it finds most runs half rebuilt.
-				begun := time.Now()
-				patience := begun.Add(time.Duration(source.Int64N(int64(30 * time.Second))))
-				for s.healthz().Status != "ok" && time.Now().Before(patience) && pause(50*time.Millisecond) {
-				}
-				back = append(back, time.Since(begun).Round(time.Millisecond))
+				d.awaitGateway()
 			case 1:
 				what = "connections cut"
 				links[i].Cut()
 			case 2:
 				what = "link slow"
-				links[i].Delay(time.Duration(source.IntN(20)) * time.Millisecond)
+				links[i].Delay(time.Duration(d.source.IntN(20)) * time.Millisecond)
 			case 3, 4:
 				what = "link silent"
-				both, direction := source.IntN(2) == 0, source.IntN(2)
+				both, direction := d.source.IntN(2) == 0, d.source.IntN(2)
 				hold := func(held bool) {
 					links[i].Hold(direction, held)
 					if both {
@@ -108,11 +136,11 @@ func TestFleetUnderKills(t *testing.T) {
 					}
 				}
 				hold(true)
-				pause(4 * time.Second)
+				d.pause(4 * time.Second)
 				hold(false)
 			default:
 				what = "backend"
-				if pid := pidIn(platforms[i].pidFile()); pid == 0 || syscall.Kill(pid, syscall.SIGKILL) != nil {
+				if !platforms[i].kill() {
 					continue
 				}
 			}
@@ -123,7 +151,7 @@ func TestFleetUnderKills(t *testing.T) {
 	got := studies(newCaller(t, s.url), filepath.Join(s.dir, "data"), runs, steps)
 	close(over)
 	disturbing.Wait()
-	t.Logf("what happened: %v; gateways were waited for so long: %v", done, back)
+	t.Logf("what happened: %v; gateways were waited for so long: %v", done, d.back)
 	if happened < kills/2 {
 		t.Errorf("the work was over after %d disturbances", happened)
 	}

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -75,50 +74,21 @@ func TestFleetOnBrokenNetwork(t *testing.T) {
 	s.ready()
 	over, finished := make(chan struct{}), make(chan struct{})
 	done, happened := make(map[string]int), 0
-	var back []time.Duration // how long the gateway was waited for
+	d := disturber{t: t, s: s, source: source, over: over}
 	var disturbing sync.WaitGroup
 	disturbing.Go(func() {
 		defer close(finished)
-		pause := func(most time.Duration) bool {
-			select {
-			case <-over:
-				return false
-			case <-time.After(time.Duration(source.Int64N(int64(most)))):
-				return true
-			}
-		}
-		kill := func(p *platform) bool {
-			pid := pidIn(p.pidFile())
-			return pid != 0 && syscall.Kill(pid, syscall.SIGKILL) == nil
-		}
-		replace := func() { // the gateway
-			if err := s.process.Process.Kill(); err != nil {
-				t.Error(err)
-			}
-			<-s.ended
-			pause(time.Second)
-			if err := s.startAgain(); err != nil {
-				t.Error(err)
-			}
-		}
-		await := func() { // What comes next comes as soon as the gateway serves again, at times before.
-			begun := time.Now()
-			patience := begun.Add(time.Duration(source.Int64N(int64(30 * time.Second))))
-			for s.healthz().Status != "ok" && time.Now().Before(patience) && pause(50*time.Millisecond) {
-			}
-			back = append(back, time.Since(begun).Round(time.Millisecond))
-		}
-		for happened < faults && pause(pace) {
+		for happened < faults && d.pause(pace) {
 			p, what := platforms[source.IntN(len(platforms))], ""
 			switch source.IntN(12) {
 			case 0:
 				what = "gateway killed"
-				replace()
-				await()
+				d.replaceGateway()
+				d.awaitGateway()
 			case 1:
 				what = "backend narrow"
 				p.machine.Narrow([]string{"300kbit", "2mbit"}[source.IntN(2)])
-				pause(4 * time.Second)
+				d.pause(4 * time.Second)
 				p.machine.Narrow("")
 			case 2, 3, 4, 5: // for longer than a lease, or shorter
 				name := faultNames[source.IntN(len(faultNames))]
@@ -127,10 +97,10 @@ func TestFleetOnBrokenNetwork(t *testing.T) {
 				fault(true)
 				if source.IntN(3) == 0 { // and the gateway cannot know
 					what += " and killed"
-					pause(time.Second)
-					kill(p)
+					d.pause(time.Second)
+					p.kill()
 				}
-				pause(5 * time.Second)
+				d.pause(5 * time.Second)
 				fault(false)
 			case 6:
 				name := faultNames[source.IntN(len(faultNames))]
@@ -139,15 +109,15 @@ func TestFleetOnBrokenNetwork(t *testing.T) {
 				fault(true)
 				if source.IntN(3) == 0 { // neither the backends nor the clients are told
 					what += " and killed"
-					pause(time.Second)
-					replace()
+					d.pause(time.Second)
+					d.replaceGateway()
 				}
-				pause(4 * time.Second)
+				d.pause(4 * time.Second)
 				fault(false)
-				await()
+				d.awaitGateway()
 			default:
 				what = "backend killed"
-				if !kill(p) {
+				if !p.kill() {
 					continue
 				}
 			}
@@ -169,7 +139,7 @@ func TestFleetOnBrokenNetwork(t *testing.T) {
 	}
 	close(over)
 	disturbing.Wait()
-	t.Logf("%d times %d runs of %d steps; what happened: %v; the gateway was waited for so long: %v", rounds, runs, steps, done, back)
+	t.Logf("%d times %d runs of %d steps; what happened: %v; the gateway was waited for so long: %v", rounds, runs, steps, done, d.back)
 	if strings.Contains(s.log(), "crashes the backend") {
 		t.Error("somebody's work was blamed for what was done to the backends")
 	}

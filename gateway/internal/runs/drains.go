@@ -14,7 +14,7 @@ type drainRecord struct {
 }
 
 // Drain has a backend get nothing new, and the runs whose home it is move to the others; with on false it takes work again. It is kept until that, also by the next server, for as long as the model's backends are those that they are now.
-// KindNotFound: there is no such backend; KindInvalid: the model has no other that is not drained.
+// KindNotFound: there is no such backend; KindInvalid: the model has no other that is not drained; KindUnavailable: it cannot be stored now, and nothing has changed.
 func (c *Core) Drain(ctx context.Context, name string, on bool) error {
 	c.draining.Lock()
 	defer c.draining.Unlock()
